@@ -99,7 +99,8 @@ class Codec(NamedTuple):
         """Decodes the result of encode() for `count` elements of the NumPy dtype; returns an array of shape (count,).
 
         Raises:
-            ValueError: these are not the bytes of such a chunk. TypeError: not an array, or no integer.
+            ValueError: these are not the bytes of such a chunk. TypeError: `code` is not an array, or `count` not an
+                integer of 0 or more.
         """
         if not isinstance(count, INTEGERS) or count < 0:
             raise TypeError(f"count={count!r:.100}: expected an integer of 0 or more")
@@ -113,7 +114,8 @@ class Codec(NamedTuple):
         """Adds the decoded elements, of the NumPy dtype, to `total`, a contiguous float32 array; in float32.
 
         Raises:
-            ValueError: `total` is not such an array, or `code` does not hold as many elements. TypeError: no arrays.
+            ValueError: `total` is not such an array, or `code` does not hold total.size elements. TypeError: not
+                arrays.
         """
         if self._array(total).dtype != np.float32 or not total.flags.c_contiguous:
             raise ValueError("decode_add adds to a contiguous float32 array: make a copy that is one")
@@ -157,7 +159,7 @@ def topk(ratio: float = 0.01, bits: int | None = None) -> Codec:
         bits: None: exact values, with 32-bit indices. 2: signs, and one of two magnitudes that the whole chunk shares,
             with indices of as many bits as they need: 8 at a ratio of 0.02.
     Raises:
-        ValueError: one is something else.
+        ValueError: an argument has another value.
     """
     if not _is_number(ratio) or not 0 < ratio <= 1:
         raise ValueError(f"topk(ratio={ratio!r}): expected a number above 0 and at most 1")
@@ -175,7 +177,7 @@ def block(bits: int = 8, size: int = 256, stochastic: bool = False) -> Codec:
         size: 64, 128, 256 or 512.
         stochastic: round at random, unbiased; else to nearest.
     Raises:
-        ValueError: one is something else.
+        ValueError: an argument has another value.
     """
     if bits not in (8, 4):
         raise ValueError(f"block(bits={bits!r}): expected 8 or 4")
@@ -193,7 +195,7 @@ def rotated(bits: int = 2, block: int = 512) -> Codec:
         bits: per element, 1, 2, 3 or 4.
         block: 256, 512, 1024 or 2048.
     Raises:
-        ValueError: one is something else.
+        ValueError: an argument has another value.
     """
     if bits not in (1, 2, 3, 4) or isinstance(bits, bool):
         raise ValueError(f"rotated(bits={bits!r}): expected 1, 2, 3 or 4")

@@ -52,9 +52,9 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
         scale_local_gradients: divide gradients of variables given to register_local_var() by the number of ranks.
         algorithm: how gradients are communicated: a registered name such as "bytegrad", an Algorithm, or its class.
             None: BAGUA_ALGORITHM, else "gradient_allreduce".
-        delay: 1: gradients are communicated until the next step, which applies them; the first step applies zeros. So a
-            whole step hides the communication. For algorithms that communicate gradients; see docs/algorithms.md. A
-            single rank applies its own at once.
+        delay: 1: each step applies the gradients of the previous one, the first step zeros, so communication may take a
+            whole step. For algorithms that communicate gradients; see docs/algorithms.md. A single rank applies its own
+            at once.
     Returns:
         The optimizer; register_local_var(variable) excludes a variable from the reduction.
     Raises:

@@ -25,8 +25,8 @@ __all__ = ["BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "LearningR
            "LearningRateWarmupCallback", "MetricAverageCallback"]
 
 UNEQUAL_STEPS = (
-    "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would be in different epochs "
-    "in the same step: give all ranks as many batches, or pass steps_per_epoch to fit()"
+    "{callback}: an epoch has {least} steps on one rank and {most} on another, so ranks would reach the end of an "
+    "epoch in different steps: give all ranks the same number of batches, or pass steps_per_epoch to fit()"
 )
 _MOST_STEPS = 2**31 - 3
 
@@ -138,7 +138,7 @@ class MetricAverageCallback(Callback):
 
 
 def _steps(params):
-    """Batches in an epoch, as Keras tells callbacks (in graphs of TensorFlow 1 it tells samples); None if unknown."""
+    """Batches in an epoch, from Keras' callback params (in graphs of TensorFlow 1: from samples); None if unknown."""
     samples, batch_size = params.get("samples"), params.get("batch_size")
     return params.get("steps") or (samples and batch_size and -(-samples // batch_size)) or None
 

@@ -24,7 +24,7 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 
 
 def _broadcast_object(obj, root_rank=0):
-    # Its own name, apart from the script's broadcasts.
+    # A name of its own, so that it never matches a broadcast of the script.
     return objects.broadcast_object(basics.context(), obj, root_rank, basics.rank() == root_rank, "elastic.state")
 
 

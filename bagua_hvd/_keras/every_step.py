@@ -109,5 +109,5 @@ def _why_not(optimizer):
         return "the state holds no DistributedOptimizer"
     options, passes, _ = innermost(optimizer)._settings
     if passes > 1:
-        return "with backward_passes_per_step > 1 a step begins before anything of it is communicated"
+        return "with backward_passes_per_step > 1 a step begins before it communicates"
     return why_not(options.op, options.algorithm, options.delay, options.process_set)

@@ -24,8 +24,8 @@ from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions, check_passes
 
 NOT_REDUCED = (
-    "{name} is about to apply gradients that have not been reduced over the ranks, which would drive the ranks' "
-    "weights apart: apply them by optimizer.apply(), apply_gradients() or fit(), not by calling {method}() directly."
+    "{name} is about to apply gradients that have not been reduced over the ranks, so the ranks' weights would "
+    "diverge: call optimizer.apply(), apply_gradients() or fit(), not {method}()."
 )
 
 NOT_SCALED = (
@@ -35,8 +35,8 @@ NOT_SCALED = (
 
 
 WEIGHT_OUTSIDE = (
-    "set_weight() was called in eager mode, and the gradients are applied in a graph, which would keep that one "
-    "number: call it where the step is traced, in train_step()"
+    "set_weight() was called in eager mode, and the gradients are applied in a graph, which would use that one "
+    "value in every step: call it in train_step(), where the step is traced"
 )
 
 
@@ -61,8 +61,8 @@ class _Distribution:
         self._weight: tuple[Any, bool] | None = None        # (weight of the next average, was it set in a trace?)
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # variable -> its sum in this window
-        # Variables with a gradient in this window, by id of the native one. It is unknown here when graphs run, so
-        # theirs stay.
+        # Variables with a gradient in this window, by id of the native one. Python does not see when graphs run, so
+        # entries that tracing made are never removed.
         self._window: dict[int, Any] = {}
 
     def build(self, variables):

@@ -89,8 +89,8 @@ class Async(LocalSteps):
                 raise
             self._rounds(model).over = True
             warnings.warn(
-                f"rank {error.rank} has left the job, so this rank trains on by itself: to average up to the end, "
-                "call optimizer.algorithm.abort() on all ranks when they have made their steps", stacklevel=2)
+                f"rank {error.rank} has left the job, so this rank continues without averaging. To average until "
+                "training ends, call optimizer.algorithm.abort() on every rank after its last step", stacklevel=2)
 
     def abort(self) -> None:
         """Finishes the rounds, on all ranks together; none starts until resume().

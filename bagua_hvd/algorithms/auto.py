@@ -6,8 +6,8 @@
 
 All hooks are those of the chosen algorithm. Selection: tuning/tuner.py; docs/decisions/algorithms.md.
 
-Wire: that of the algorithm chosen; besides at most 424 bytes in some 25 steps, and what measuring takes: some
-allreduces of up to 8 MiB at first, and again as often as makes 1 % of the run.
+Wire: that of the algorithm chosen; at most 424 bytes more in each window of about 25 steps; and measurements: some
+allreduces of up to 8 MiB at the start, later repeated within 1 % of the run time.
 State: that of the algorithm chosen, and the plan, equal on all ranks.
 """
 import json
@@ -42,8 +42,8 @@ DEFAULTS: dict[Safety, dict[str, dict[str, Any]]] = {
 BUCKET_BYTES = None, 2 * MIB, 40 * MIB
 WINDOW = 25
 
-NO_CLASS = "up_to={up_to!r}: expected E0, E1 or E2; algorithms of E3 and E4 have arguments that only you know: name " \
-           "them in allow"
+NO_CLASS = "up_to={up_to!r}: expected E0, E1 or E2; algorithms of E3 and E4 have arguments that Auto cannot " \
+           "choose: list those algorithms in allow"
 DELAYED = "delay=1 with {names}: delay amplifies what codecs of few bits lose, and training may diverge " \
           "(arXiv:2507.17346); leave out delay, or allow only codecs of 8 bits or more"
 NOT_KNOWN = "Auto cannot choose {name}: {why}"
@@ -170,13 +170,14 @@ class Auto(Algorithm):
 def _why_not(algorithm: Algorithm) -> str:
     """Why Auto cannot choose an algorithm; "" if it can."""
     if isinstance(algorithm, Auto):
-        return "it chooses itself"
+        return "it is itself an Auto"
     if algorithm.uses_adam or algorithm.replaces_step:
-        return "it makes the optimizer's steps, and what it leaves in Adam's state is not what Adam would have there"
+        return "it makes the optimizer's steps, and leaves Adam's state different from what Adam itself would have"
     if getattr(algorithm, "momentum", 0):
-        return "with momentum of its own the optimizer has none, and exact averages would be without: leave it out"
+        return ("with momentum of its own it replaces the optimizer's, and exact averages would have none: set "
+                "momentum=0")
     if algorithm.models_differ or algorithm.asynchronous:
-        return "leaving it would need the optimizer's state to become one, too"
+        return "leaving it would need the optimizer's state to be made equal on all ranks, too"
     if algorithm.cost(1, native.FLOAT32, Ranks(2, 1)) is None:
-        return "what it costs is not known: it has no cost()"
+        return "its cost is unknown: it does not implement cost()"
     return ""

@@ -144,7 +144,10 @@ class Algorithm:
         return None
 
     def leave(self, bucket: Bucket, group: ProcessSet) -> Pending:
-        """The last communicate() before a switch to another algorithm: also sends the residuals of gradients."""
+        """Replaces communicate() in the last step before Auto switches to another algorithm: also sends residuals.
+
+        Default: communicate().
+        """
         return self.communicate(bucket, group)
 
     def bucket_bytes(self, model: Model) -> int | None:
@@ -270,7 +273,7 @@ def menu() -> list[str]:
 
 def _unknown(name: str) -> ValueError:
     if name in _RETIRED:
-        return ValueError(f"the algorithm {name!r} is gone: use {_RETIRED[name]}")
+        return ValueError(f"the algorithm {name!r} was removed: use {_RETIRED[name]}")
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return ValueError(f"unknown algorithm {name!r}.{hint} Known: {', '.join(names())}.")
@@ -294,8 +297,8 @@ def get(algorithm: object, **arguments: Any) -> Algorithm:
     if isinstance(algorithm, Algorithm):
         if arguments:
             name = type(algorithm).__name__
-            raise TypeError(f"{name} is made already, so it takes no {', '.join(arguments)}: give its class or name, "
-                            f"or {name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})")
+            raise TypeError(f"this {name} is an instance, so it takes no {', '.join(arguments)}: pass its class or "
+                            f"name, or {name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})")
         return algorithm
     if isinstance(algorithm, str):
         if algorithm not in _registry:
@@ -324,7 +327,7 @@ def choose(algorithm: str | Algorithm | type[Algorithm] | None, average: bool) -
     if chosen.average != average:
         raise ValueError(
             f"op={'Average' if average else 'Sum'}, but {type(chosen).__name__} was made with "
-            f"average={chosen.average}: say the same in both"
+            f"average={chosen.average}: make the two agree"
         )
     if getattr(chosen, "hierarchical", False) and not variables.read("BAGUA_HIERARCHY"):
         flat: Any = copy.copy(chosen)       # the user's instance may serve other optimizers

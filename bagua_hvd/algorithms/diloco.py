@@ -79,8 +79,9 @@ class DiLoCo(LocalSteps):
         self.overlap_steps = (min(1, interval - 1) if overlap_steps is None
                               else not_negative("overlap_steps", overlap_steps))
         if max(self.fragments, self.overlap_steps + 1) > interval:
-            raise ValueError(f"fragments={self.fragments}, overlap_steps={self.overlap_steps}: expected at most, and "
-                             f"below, communication_interval={interval}")
+            raise ValueError(f"fragments={self.fragments}, overlap_steps={self.overlap_steps}: with "
+                             f"communication_interval={interval}, expected fragments <= {interval} and overlap_steps < "
+                             f"{interval}")
         if error_feedback and codec is None:
             raise ValueError("error_feedback=True: there is no error without a codec")
         if quorum is not None:

@@ -21,8 +21,8 @@ refuses fragments of another size or dtype, and other settings. With a separate 
     BAGUA_HVD_PORTS=29400 python -m bagua_hvd.runner.quorum_server      on node1
     export BAGUA_HVD_QUORUM_SERVER=node1:29400                      for each job
 
-Wire: for a rank and round N up and N down, of codes if there is a codec; for the server n times as much. 2 N down for
-who is late or new.
+Wire: for a rank and round N up and N down, of codes if there is a codec; for the server n times as much. 2 N down for a
+rank that is late or new.
 Memory: N elements for a rank while they are in flight, 3 N for the server.
 """
 import asyncio
@@ -128,7 +128,7 @@ class _Outer:
     def enter(self, writer: asyncio.StreamWriter, message: Enter) -> None:
         """Admits a rank, or refuses it."""
         here, there = vars(message), vars(self._first)
-        differ = ", ".join(f"{name} is {there[name]!r} there and {here[name]!r} here"
+        differ = ", ".join(f"{name} is {there[name]!r} on the server and {here[name]!r} on this rank"
                            for name in here if here[name] != there[name])
         if differ:
             self._send([writer], "refused", differ.encode())
@@ -272,13 +272,13 @@ class _Link:
                 self._news.wait(1)
             if name not in self._responses and self._ended:
                 raise HorovodInternalError(
-                    f"the quorum server at {self._address} has ended. If it was rank 0, let that one wait for the "
-                    "others after its training: call hvd.consensus(model) on all ranks")
+                    f"the quorum server at {self._address} has ended. If rank 0 hosted it, rank 0 must stay until "
+                    "the others finish: call hvd.consensus(model) on all ranks after training")
             response = self._responses.pop(name, None)
         if response is not None and response[0].kind == "refused":
             raise ValueError(
-                f"the quorum server at {self._address} has another {name}: {response[1].decode()}. All ranks need the "
-                "same model and settings, and each training a quorum server of its own: start a new one")
+                f"the quorum server at {self._address} has other settings for {name}: {response[1].decode()}. All "
+                "ranks need the same model and settings, and each training a quorum server of its own: start a new one")
         return response
 
     def close(self) -> None:

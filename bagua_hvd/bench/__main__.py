@@ -71,17 +71,20 @@ def _known(option, texts, known):
 def build_parser():
     parser = _Parser(
         prog="python -m bagua_hvd.bench", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=__doc__, epilog="Lists are given with commas or apart: --op allreduce,broadcast --sizes 4 64K 16M.")
+        description=__doc__,
+        epilog="Separate list entries by commas or spaces: --op allreduce,broadcast --sizes 4 64K 16M.")
     parser.add_argument("-n", "-np", "--np", type=positive, metavar="N", help="ranks; default 2, in a job its size")
     parser.add_argument("--op", nargs="+", metavar="OP", help=f"of {', '.join(OPS)}; default allreduce")
     parser.add_argument("--sizes", nargs="+", metavar="BYTES", default=[SIZES],
-                        help=f"of the larger of a rank's input and output; K, M, G: powers of 1024; default {SIZES}")
+                        help="bytes of the larger of a rank's input and output; K, M, G: powers of 1024; default "
+                             f"{SIZES}")
     parser.add_argument("--dtype", choices=list(ITEM_NBYTES), default="float32", help="default float32")
     parser.add_argument("--backends", nargs="+", metavar="NAME",
                         help="of bagua, gloo (torch.distributed) and mpi (mpi4py); default all, in a job bagua")
-    parser.add_argument("--rounds", type=positive, metavar="R", default=3, help="of fresh ranks a backend; default 3")
+    parser.add_argument("--rounds", type=positive, metavar="R", default=3,
+                        help="rounds per backend, each in new processes; default 3")
     parser.add_argument("--iterations", type=positive, metavar="I",
-                        help="timed calls a size and round; default by size")
+                        help="timed calls per size and round; default by size")
     parser.add_argument("--algorithm", metavar="NAME",
                         help=f"bagua's allreduce by an algorithm: {', '.join(algorithms.names())}")
     parser.add_argument("--many", action="store_true",

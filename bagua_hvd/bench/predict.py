@@ -154,20 +154,21 @@ def main(arguments: list[str] | None = None) -> int:
     """The program. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.predict", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, default=4, help="with one rank each; default 4")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link; default 1gbit")
-    parser.add_argument("--delay", type=float, default=0.0, metavar="MS", help="from host to host, one way; default 0")
-    parser.add_argument("--parameters", type=float, default=25e6, help="of the model; default 25e6")
+    parser.add_argument("--hosts", type=int, default=4, help="number of hosts, with one rank each; default 4")
+    parser.add_argument("--rate", default="1gbit", help="bandwidth of each host's link; default 1gbit")
+    parser.add_argument("--delay", type=float, default=0.0, metavar="MS",
+                        help="latency in ms between hosts, one way; default 0")
+    parser.add_argument("--parameters", type=float, default=25e6, help="parameters of the model; default 25e6")
     parser.add_argument("--step-ms", type=float, default=100.0, help="a step without communication; default 100")
     options = parser.parse_args(arguments)
     if not (options.hosts >= 2 and LAYERS <= options.parameters < math.inf and 0 < options.step_ms < math.inf
             and 0 <= options.delay < math.inf):
-        parser.error(f"--hosts wants 2 or more, --parameters {LAYERS} or more, --step-ms more than 0, --delay 0 or "
+        parser.error(f"expected --hosts 2 or more, --parameters {LAYERS} or more, --step-ms more than 0, --delay 0 or "
                      "more")
     try:
         network = Network(options.hosts, bytes_per_s(options.rate), options.delay / 1e3)
         if not network.bytes_per_s > 0:
-            raise ValueError(f"{options.rate!r} is no rate above 0")
+            raise ValueError(f"{options.rate!r} is not a rate above 0")
     except ValueError as error:
         parser.error(f"--rate: {error}")
     print(report.table(COLUMNS, list(_lines(even_profile(options.parameters, options.step_ms / 1e3), network)), left=1))

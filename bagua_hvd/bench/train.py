@@ -124,7 +124,8 @@ def build_parser():
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS[:3],
                         help="default: none bagua gloo")
     parser.add_argument("--algorithm", default="gradient_allreduce", help="of bagua; default gradient_allreduce")
-    parser.add_argument("--rounds", type=positive, default=3, help="of fresh ranks a backend, in turn; default 3")
+    parser.add_argument("--rounds", type=positive, default=3,
+                        help="rounds per backend, each in new processes, backends in turn; default 3")
     parser.add_argument("--steps", type=positive, default=20, help="timed, per round; default 20")
     parser.add_argument("--warmup-steps", type=int, default=5, help="not timed; default 5")
     return parser

@@ -1,4 +1,4 @@
-"""The largest and the smallest of numbers over the ranks of a process set, by one small allreduce."""
+"""Maximum and minimum of integers over the ranks of a process set, by one small allreduce."""
 from collections.abc import Sequence
 
 from bagua_hvd.core import native

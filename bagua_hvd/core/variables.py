@@ -35,7 +35,7 @@ def integer(low: int, high: int = 2**31 - 1) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"an integer from {low} " + ("on" if high == 2**63 - 1 else f"to {high}"), parse)
+    return Kind(f"an integer, {low} or more" if high == 2**63 - 1 else f"an integer from {low} to {high}", parse)
 
 
 def number(low: float, high: float = math.inf) -> Kind:
@@ -47,7 +47,7 @@ def number(low: float, high: float = math.inf) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"a number from {low:g} " + ("on" if high == math.inf else f"to {high:g}"), parse)
+    return Kind(f"a number, {low:g} or more" if high == math.inf else f"a number from {low:g} to {high:g}", parse)
 
 
 def names(of: str) -> Kind:
@@ -59,7 +59,7 @@ def names(of: str) -> Kind:
             raise ValueError
         return found
 
-    return Kind(f"names of {of} by comma", parse)
+    return Kind(f"comma-separated {of}", parse)
 
 
 def ports() -> Kind:
@@ -184,33 +184,36 @@ def _ignored(name, kind, meaning):
 SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Training": (
         Variable("BAGUA_ALGORITHM", TEXT, "gradient_allreduce",
-                 "The algorithm of optimizers that name none; see docs/choose.md."),
+                 "Algorithm of optimizers that do not name one; see docs/choose.md."),
         Variable("HOROVOD_AUTOTUNE", FLAG, False,
-                 "1: optimizers that would take gradient_allreduce take auto, which chooses the size of buckets."),
+                 "1: optimizers without an algorithm use auto instead of gradient_allreduce; it tunes the bucket "
+                 "size."),
         Variable("HOROVOD_AUTOTUNE_LOG", TEXT, None,
-                 "File of rank 0 for a table of what auto measured, in Horovod's form. BAGUA_AUTO_LOG says more."),
+                 "File in which rank 0 writes auto's measurements, in Horovod's CSV format. BAGUA_AUTO_LOG has more."),
         Variable("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", integer(0), None,
-                 "Windows of steps that auto skips before it measures; unset: 0."),
-        Variable("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), None, "Steps in a window of auto; unset: 25."),
+                 "Windows of steps that auto skips before it measures. Default: 0."),
+        Variable("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", integer(1), None, "Steps in a window of auto. Default: 25."),
         Variable("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", integer(1), None,
-                 "Windows after which auto stays with its choice; unset: it goes on."),
+                 "Windows after which auto keeps its choice. Default: no limit."),
         Variable("BAGUA_AUTO_LOG", TEXT, None,
-                 "File of rank 0 for what auto knew in each window: lines of JSON."),
+                 "File in which rank 0 writes a JSON line for each window: auto's measurements, predictions and "
+                 "choice."),
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients in one bucket."),
         Variable("BAGUA_FULL_STEPS", integer(0), 64,
-                 "Algorithms that need full steps average the gradients of all elements in so many first steps, and in "
-                 "as many more at intervals of 2, of 4, ...; Adam's variance comes from these. 0: as in their papers."),
+                 "Full steps, in which algorithms that need them average the gradients of all elements: this many "
+                 "first, then as many at intervals of 2, of 4, ... Adam's variance comes from them. 0: none, as in the "
+                 "algorithms' papers."),
         Variable("BAGUA_FULL_STEP_BITS", choice("8", "32"), None,
-                 "Bits per element sent in these steps and in warm-ups; 32: full precision. Missing: "
-                 "8, and 32 where all ranks are on one host."),
+                 "Bits per element in full steps and warm-ups; 32: full precision. Default: 8; 32 if all ranks are on "
+                 "one host."),
         Variable("BAGUA_OVERLAP", FLAG, True,
                  "0: optimizers begin to communicate only when the backward pass has ended."),
         Variable("BAGUA_FUSION", FLAG, True,
                  "0: each gradient or weight is sent by itself, in a bucket of one; HOROVOD_FUSION_THRESHOLD is 0."),
         Variable("BAGUA_HIERARCHY", FLAG, True,
-                 "0: nothing is done in two levels, within hosts and between them; allreduce is a ring of all ranks, "
-                 "unless BAGUA_HVD_ALLREDUCE says otherwise."),
+                 "0: no two-level operations (within hosts, then between hosts); allreduce is a ring over all ranks, "
+                 "unless BAGUA_HVD_ALLREDUCE selects another path."),
         Variable("BAGUA_GRADIENTS_UNTOUCHED", FLAG, False,
                  "1: in torch, step() waits for the reduction of gradients, not backward(): see DistributedOptimizer."),
     ),
@@ -218,54 +221,55 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_HVD_TRANSPORT", choice("auto", "shm", "tcp", "mpi"), "auto",
                  "What moves data: auto is shared memory on a host and TCP between hosts; mpi: the MPI of mpirun."),
         Variable("BAGUA_HVD_ALLREDUCE", TEXT, None,
-                 "Forces a path of allreduce: shared, ring, doubling, halving or hierarchical. Missing: the quickest."),
+                 "Forces a path of allreduce: shared, ring, doubling, halving or hierarchical. Default: the fastest."),
         Variable("BAGUA_HVD_STREAMS", integer(0, 8), 0,
-                 "TCP connections for data between each two ranks; 0: 1, or 4 where a round trip takes 2 ms or more."),
+                 "TCP data connections per pair of ranks; 0: 1, or 4 if a round trip takes 2 ms or more."),
         Variable("BAGUA_HVD_EMULATED_MBITS", integer(0), 0,
-                 "Mbit/s that each of these connections sends, to try a slow network; 0: as fast as it can."),
+                 "Limit in Mbit/s of each of these connections, to emulate a slow network; 0: no limit."),
         Variable("BAGUA_HVD_NEGOTIATION", TEXT, None,
-                 "star or tree: how ranks reach the coordinator. Missing: a tree beyond 64 ranks."),
+                 "star or tree: how ranks reach the coordinator. Default: a tree beyond 64 ranks."),
         Variable("BAGUA_HVD_NEGOTIATION_FANOUT", integer(1, 1024), 16, "Children of each rank in that tree."),
         Variable("HOROVOD_FUSION_THRESHOLD", integer(0, 2**63 - 1), 128 * MIB,
-                 "Bytes of small operations that are done as one; 0: each by itself."),
+                 "Maximum bytes of small operations fused into one; 0: no fusion."),
         Variable("HOROVOD_CACHE_CAPACITY", integer(0), 1024,
-                 "Agreements that are remembered, so that a repeated operation costs a few bytes; 0: none."),
+                 "Response cache entries: a cached operation is negotiated in a few bytes; 0: no cache."),
         Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
                  "1: process sets may be added and removed after init()."),
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
-                 "Network interfaces to use, by comma, on every host: the first that has an address, of IPv4 if it has "
-                 "one. Missing: baguarun tries; without it, the one towards the rendezvous."),
+                 "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: baguarun "
+                 "finds them by connecting; without baguarun, the one towards the rendezvous."),
         Variable("BAGUA_HVD_PORTS", ports(), range(1),
-                 "Where everything listens: on the first of these that is free. A host needs one for each rank, and "
-                 "that of the launcher three more."),
+                 "Ports to listen on: each listener takes the first free one. A host needs one per rank, the "
+                 "launcher's host three more."),
         Variable("BAGUA_HVD_QUORUM_SERVER", TEXT, None,
-                 "host:port of a server for outer steps with a quorum. Missing: rank 0."),
+                 "host:port of a server for outer steps with a quorum. Default: rank 0."),
         Variable("BAGUA_HVD_HOST_ID", TEXT, None,
-                 "What tells hosts apart: ranks with equal text share memory. Missing: found by themselves."),
+                 "Identifies a host: ranks with equal text share memory. Default: detected."),
     ),
     "GPUs": (
         Variable("BAGUA_HVD_NCCL", choice("0", "1", "local"), "1",
                  "1: NCCL where each rank has a GPU of its own; local: within hosts only; 0: never."),
         Variable("HOROVOD_HIERARCHICAL_ALLREDUCE", FLAG, False,
                  "1: allreduce of tensors on GPUs uses NCCL within hosts only."),
-        Variable("BAGUA_HVD_LIBCUDA", TEXT, None, "File of the driver's library. Missing: libcuda.so.1."),
+        Variable("BAGUA_HVD_LIBCUDA", TEXT, None, "File of the driver's library. Default: libcuda.so.1."),
         Variable("BAGUA_HVD_LIBNCCL", TEXT, None,
-                 "File of NCCL. Missing: that of the nvidia-nccl package, or libnccl.so.2."),
+                 "File of NCCL. Default: that of the nvidia-nccl package, or libnccl.so.2."),
     ),
     "Waiting and failure": (
         Variable("HOROVOD_START_TIMEOUT", seconds(), 30.0, "Seconds within which all ranks must have called init()."),
         Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", seconds(), 30.0,
                  "Longest time in seconds without progress within an operation."),
         Variable("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", seconds(allow_zero=True), 30.0,
-                 "A rank that does not respond for so long is considered lost; 0: never."),
+                 "A rank that sends nothing for this long is considered lost; 0: never."),
         Variable("BAGUA_HVD_GRACE_SECONDS", seconds(allow_zero=True), 5.0,
-                 "When a rank has failed, the others have so many seconds to end by themselves; then SIGTERM."),
+                 "Seconds that the other ranks have to end by themselves after a rank fails; then SIGTERM."),
         Variable("HOROVOD_STALL_CHECK_DISABLE", FLAG, False,
-                 "1: no warning about operations that some ranks never ask for."),
+                 "1: no warning about operations that some ranks have not posted."),
         Variable("HOROVOD_STALL_CHECK_TIME_SECONDS", seconds(allow_zero=True), 60.0,
                  "Seconds until that warning; 0: none."),
         Variable("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", seconds(allow_zero=True), 0.0,
-                 "Seconds until such an operation ends the job; 0: never. Not below the time of the warning."),
+                 "Seconds until such an operation ends the job; 0: never. Ignored if below the time of the "
+                 "warning."),
         Variable("HOROVOD_SPARK_START_TIMEOUT", seconds(), 600.0,
                  "bagua_hvd.spark: seconds to wait for Spark to start all ranks."),
         Variable("HOROVOD_ELASTIC_TIMEOUT", seconds(), 600.0,
@@ -273,22 +277,24 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     ),
     "Records": (
         Variable("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), None,
-                 "What the logger bagua_hvd says. Missing: WARNING, or the level that the script has given it."),
-        Variable("HOROVOD_LOG_HIDE_TIME", FLAG, False, "1: its lines on stderr carry no time."),
+                 "Level of the logger bagua_hvd. Default: WARNING, or the script's."),
+        Variable("HOROVOD_LOG_HIDE_TIME", FLAG, False, "1: no time in its lines on stderr."),
         Variable("HOROVOD_TIMELINE", TEXT, None,
-                 "File of rank 0 for the timeline, a Chrome trace; DYNAMIC: hvd.start_timeline() names it later."),
+                 "File in which rank 0 writes the timeline, a Chrome trace; DYNAMIC: none until hvd.start_timeline()."),
         Variable("BAGUA_HVD_METRICS_PORT", integer(1, 65535), None,
-                 "Rank 0 serves hvd.statistics() to Prometheus on this port. Missing: it does not."),
+                 "Port on which rank 0 serves hvd.statistics() to Prometheus. Default: not served."),
         Variable("BAGUA_HVD_METRICS_HOST", TEXT, "127.0.0.1", "The address that this server listens on."),
-        Variable("HOROVOD_TIMELINE_MARK_CYCLES", FLAG, False, "1: the timeline shows where the coordinator answers."),
+        Variable("HOROVOD_TIMELINE_MARK_CYCLES", FLAG, False,
+                 "1: the timeline marks each response of the coordinator."),
     ),
     "Other engines": (
         Variable("BAGUA_HVD_EXCHANGE", choice("file", "mpi", "store"), None,
-                 "How ranks that mpirun, srun or torchrun started find each other. Missing: whichever can."),
-        Variable("BAGUA_HVD_MPI_LIBRARY", TEXT, None, "File of the MPI library. Missing: that of mpirun."),
+                 "How rank 0 sends the rendezvous address to ranks that mpirun, srun or torchrun started. Default: the "
+                 "first way that works."),
+        Variable("BAGUA_HVD_MPI_LIBRARY", TEXT, None, "File of the MPI library. Default: that of mpirun."),
         Variable("BAGUA_HVD_EXCLUDE_ENV", names("environment variables"), None,
-                 "What baguarun does not send to other hosts; * stands for any text."),
-        Variable("BAGUA_HVD_SSH_COMMAND", TEXT, "ssh", "What baguarun calls for ssh, options included."),
+                 "Variables that baguarun does not send to other hosts; * matches any text."),
+        Variable("BAGUA_HVD_SSH_COMMAND", TEXT, "ssh", "The ssh command of baguarun, options included."),
     ),
     "Set by baguarun for its ranks": (
         _launcher("HOROVOD_RANK", integer(0), 0, "Number of the rank in the job."),
@@ -300,9 +306,9 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _launcher("HOROVOD_HOSTNAME", TEXT, None, "Name of the host in the launcher's list."),
         _launcher("HOROVOD_GLOO_RENDEZVOUS_ADDR", TEXT, None, "Host of the rendezvous: a name or an address."),
         _launcher("HOROVOD_GLOO_RENDEZVOUS_PORT", integer(0, 65535), None,
-                  "Its port; 0: nobody holds a rendezvous, another engine started the ranks."),
+                  "Its port; 0: no rendezvous, another launcher started the ranks."),
         _launcher("_HOROVOD_SECRET_KEY", SECRET, b"", "The job's secret, with which ranks authenticate."),
-        _launcher("HOROVOD_ELASTIC", FLAG, False, "1: ranks of this job come and go."),
+        _launcher("HOROVOD_ELASTIC", FLAG, False, "1: the job is elastic."),
         _launcher("BAGUA_HVD_ELASTIC_DRIVER", TEXT, None, "Where the launcher of an elastic job listens."),
         _launcher("BAGUA_HVD_ELASTIC_WORKER", TEXT, "0", "Number of the process in an elastic job."),
         _launcher("BAGUA_HVD_DASHBOARD", FLAG, False, "1: the rank reports to `baguarun --dashboard`."),
@@ -312,11 +318,13 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "scripts"),
         Variable("HOROVOD_CPU_OPERATIONS", TEXT, None, "As HOROVOD_CONTROLLER.", "scripts"),
         _launcher("BAGUA_HVD_JOB", TEXT, None,
-                  "What still has it is ended with the job; who starts a process that is to live on leaves it out."),
+                  "Marks the job's processes, which baguarun ends with the job. Remove it from the environment of a "
+                  "process that must outlive the job."),
         _launcher("BAGUA_HVD_RUN_FOLDER", TEXT, None, "Where run(function) keeps function and results."),
     ),
-    "Without effect, accepted for Horovod's sake": (
-        _ignored("HOROVOD_CYCLE_TIME", NUMBER, "There is no cycle: an operation begins when its last rank asks."),
+    "Without effect, accepted for compatibility with Horovod": (
+        _ignored("HOROVOD_CYCLE_TIME", NUMBER,
+                 "There is no cycle: an operation starts when the last rank has posted it."),
         _ignored("HOROVOD_HIERARCHICAL_ALLGATHER", FLAG, "Done wherever hosts hold several ranks."),
         _ignored("HOROVOD_TORUS_ALLREDUCE", FLAG, "There is no such path."),
         _ignored("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", NUMBER, "There is no Gaussian process: auto predicts."),

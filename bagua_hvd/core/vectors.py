@@ -209,7 +209,7 @@ def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] 
         count = flat.size if tensors is None else sum(map(count_of, tensors))
         if count != flat.size or len(tensors or numbers) != len(numbers):
             raise ValueError(f"{len(tensors or numbers)} tensors of {count} elements do not fit a flat array of "
-                             f"{flat.size}, and what is known of {len(numbers)}")
+                             f"{flat.size} elements with parameters for {len(numbers)} tensors")
     arrays = [(NULL, None) if tensors is None else tensor_array(tensors) for tensors in lists]
     flags = [] if in_steps is None else [in_steps]
     if function(*(array for array, _ in arrays), ffi.new(kind, list(numbers)), len(numbers), *flags, view.dtype,

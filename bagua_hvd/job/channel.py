@@ -107,9 +107,9 @@ def decode(line: Any, *kinds: Any) -> Any:
     try:
         content = json.loads(line)
     except RecursionError:
-        raise ValueError("not a message: lists within lists") from None
+        raise ValueError("not a message: nested too deeply") from None
     if not line.endswith(b"\n"):
-        raise ValueError("not a message: half a line")
+        raise ValueError("not a message: incomplete line")
     return messages.received(content, *kinds)
 
 
@@ -140,8 +140,8 @@ class Connection:
     def _exactly(self, size):
         data = self._file.read(size)
         if len(data) < size:
-            raise HungUp("the other side closed the connection during the handshake: has it another secret "
-                         "(_HOROVOD_SECRET_KEY)?")
+            raise HungUp("the other side closed the connection during the handshake: does it have another "
+                         "secret (_HOROVOD_SECRET_KEY)?")
         return data
 
     def set_timeout(self, seconds: float) -> None:

@@ -45,8 +45,8 @@ def _listen(context, steps):
 
 
 def _report(names, steps):
-    text = [f"the other ranks wait for rank {log.rank()} with [{names}]. It has made {steps} optimizer steps, and is "
-            "here (most recent call last):\n"]
+    text = [f"the other ranks wait for rank {log.rank()} with [{names}]. It has made {steps} optimizer steps. Its "
+            "stacks (most recent call last):\n"]
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and thread.ident in frames:

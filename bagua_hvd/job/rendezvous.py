@@ -64,12 +64,13 @@ class _Scope:
         """Why this rank cannot join; None: it can."""
         where = f"(scope {self.name})"
         if request.size != self.size:
-            return f"rank {request.rank} counts {request.size} ranks in the job, others count {self.size} {where}"
+            return (f"rank {request.rank} expects {request.size} ranks in the job, other ranks expect {self.size} "
+                    f"{where}")
         if request.rank >= self.size:
             return (f"a process says it is rank {request.rank} of {self.size}; ranks are 0 to {self.size - 1} {where}")
         if request.rank in self.endpoints:
-            return (f"two processes say they are rank {request.rank} of {self.size} {where}: one that a rank starts "
-                    "and that calls init() itself must not inherit HOROVOD_RANK and HOROVOD_SIZE")
+            return (f"two processes say they are rank {request.rank} of {self.size} {where}: if a rank starts a "
+                    "process that calls init(), remove HOROVOD_RANK and HOROVOD_SIZE from its environment")
         return None
 
     def everything(self):

@@ -238,5 +238,5 @@ def serve_metrics() -> None:
     try:
         runtime.metrics_server = start_http_server(port, host, registry)
     except OSError as error:
-        raise ValueError(f"BAGUA_HVD_METRICS_PORT={port}: {host}:{port} cannot be listened on ({error}); "
-                         "give another port") from error
+        raise ValueError(f"BAGUA_HVD_METRICS_PORT={port}: cannot listen on {host}:{port} ({error}): give another "
+                         "port") from error

@@ -41,8 +41,8 @@ class BaguaFabricStrategy(DDPStrategy):
                  **kwargs: Any) -> None:
         super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
         if self._ddp_kwargs:
-            raise ValueError("BaguaFabricStrategy uses no DistributedDataParallel and takes none of its options, but "
-                             "got " + ", ".join(sorted(self._ddp_kwargs)))
+            raise ValueError("BaguaFabricStrategy does not use DistributedDataParallel, so its options have no effect: "
+                             "remove " + ", ".join(sorted(self._ddp_kwargs)))
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
         # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.

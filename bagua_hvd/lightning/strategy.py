@@ -38,8 +38,8 @@ class BaguaStrategy(DDPStrategy):
         if self._ddp_kwargs or self._ddp_comm_hook is not None:
             given = sorted([*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
             raise ValueError(
-                "BaguaStrategy uses no DistributedDataParallel and takes none of its options, but got "
-                f"{', '.join(given)}: leave them out; unused parameters need none, and algorithm= does what a hook does"
+                "BaguaStrategy does not use DistributedDataParallel, so its options have no effect: remove "
+                f"{', '.join(given)}. Unused parameters need no option; use algorithm= instead of a hook"
             )
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}

@@ -54,7 +54,7 @@ class RayHostDiscovery(HostDiscovery):
         bundle = Resources(cpus_per_slot, use_gpu, gpus_per_slot if use_gpu else None).bundle()
         self._needed = {kind: count for kind, count in bundle.items() if count}
         if not self._needed:
-            raise ValueError("cpus_per_slot=0 without use_gpu: a node has no number of such slots; give 1 or more")
+            raise ValueError("cpus_per_slot=0 without use_gpu: a slot must need CPUs or GPUs; give 1 or more")
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """{node: slots}; nodes are named by address, or by Ray's id if several share the address."""

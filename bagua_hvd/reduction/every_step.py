@@ -32,14 +32,14 @@ CANNOT = (
 )
 
 TORN = (
-    "a rank was lost while weights changed, on all ranks: another collective of the compiled step has failed. Move "
+    "a rank was lost while all ranks were changing weights: another collective of the compiled step has failed. Move "
     "collectives out of the compiled step, or leave out every_step and call commit()"
 )
 
 DIVERGED = (
     "{who} after step {step}: weights or optimizer state are not bit-equal to those of rank {root}. Ranks that join "
-    "would continue from one of them. Look for updates outside of the DistributedOptimizer, and with powersgd for "
-    "hosts with different processors; or call commit() instead of every_step=True"
+    "would continue from one of them. Check for updates outside of the DistributedOptimizer and, with powersgd, "
+    "for hosts with different processors; or call commit() instead of every_step=True"
 )
 
 
@@ -191,7 +191,7 @@ def why_not(op: Any, algorithm: Any, delay: int, process_set: Any) -> str | None
         return f"with {name} " + ("ranks have different models" if getattr(algorithm, "models_differ", False) else
                                   "a rank may be lost while weights change")
     if delay:
-        return "with delay=1 gradients of the step before are lost with a rank"
+        return "with delay=1, losing a rank loses the gradients of the previous step"
     if process_set is not global_process_set:
-        return "the optimizer is on a process set"
+        return "the optimizer uses a process set other than the global one"
     return None

@@ -44,14 +44,16 @@ class GradientOptions(NamedTuple):
         id = rules.registered_id(self.process_set)
         if self.op == Adasum:
             if self.algorithm is not None:
-                raise ValueError(f"op=Adasum is an algorithm of its own: it does not go with {self.algorithm!r}")
+                raise ValueError(f"op=Adasum is an algorithm of its own: it cannot be combined with "
+                                 f"algorithm={self.algorithm!r}")
             rules.check_adasum(id, basics.size())
         check_groups(self.groups)
         if isinstance(self.delay, bool) or self.delay not in (0, 1):
-            raise ValueError(f"delay={self.delay!r}: gradients are applied in their own step, 0, or one step late, 1")
+            raise ValueError(f"delay={self.delay!r}: expected 0 (gradients are applied in their own step) or 1 (one "
+                             "step later)")
         if self.op == Adasum:
             if self.delay:
-                raise ValueError("delay=1 does not go with op=Adasum, which combines steps: take op=Average")
+                raise ValueError("delay=1 cannot be combined with op=Adasum, which combines steps: use op=Average")
             return self
         algorithm = algorithms.choose(self.algorithm, average=self.op != Sum)
         if self.delay and not algorithm.gradients_only:

@@ -54,8 +54,8 @@ TOO_MANY_PASSES = (
 )
 
 GROWS = (
-    "{name} is used both within a reentrant checkpoint and outside of it, and its gradient was on its way when the "
-    "checkpoint added to it: pass use_reentrant=False to torch.utils.checkpoint"
+    "{name} is used both within a reentrant checkpoint and outside of it, and its gradient was already being "
+    "communicated when the checkpoint added to it: pass use_reentrant=False to torch.utils.checkpoint"
 )
 
 AGAIN_BEFORE_STEP = (
@@ -442,7 +442,8 @@ class Reducer:
             if "takes" not in self._own_hooks or self.algorithm.takes(bucket.dtype):
                 operation = self.algorithm.communicate(bucket, self.group)
             else:
-                self._warn_once(f"buckets such as {bucket.name}", "go by gradient_allreduce for their dtype")
+                self._warn_once(f"buckets such as {bucket.name}",
+                                "are sent by gradient_allreduce because of their dtype")
                 operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
             self._window.post(self.model.gradients.index(bucket), operation)
         self._window.unposted.remove(bucket)

@@ -12,8 +12,8 @@ from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 
-WRONG = ("a weight is the number of samples or tokens of one rank in a step, finite and not negative, but {who} "
-         "another one; that of this rank is {weight!r:.100}")
+WRONG = ("set_weight() takes a number of samples or tokens, finite and not negative, but {who} an invalid one; this "
+         "rank's weight is {weight!r:.100}")
 ALL_ZERO = "the weights of all ranks are 0: at least one rank must have samples"
 UNSUITABLE = ("{name} does not average gradients in every step, so set_weight() has nothing to weigh: use another "
               "algorithm, or equal batches")

@@ -59,7 +59,7 @@ class Interrupted(Exception):
     """A signal stopped the job. Attribute signum; SIGPIPE: the output is not read any more."""
 
     def __init__(self, signum):
-        why = "nobody reads the output any more, " if signum == signal.SIGPIPE else ""
+        why = "the reader of the output has closed it: " if signum == signal.SIGPIPE else ""
         super().__init__(f"{why}stopped by {signal.Signals(signum).name}")
         self.signum = signum
 

@@ -73,7 +73,7 @@ def _read_config_file(args):
     except ValueError as error:
         raise ValueError(f"--config-file {args.config_file}: {error}") from None
     if unknown:
-        _warn(f"--config-file {args.config_file}: nothing has the key {', '.join(unknown)}")
+        _warn(f"--config-file {args.config_file}: unknown key {', '.join(unknown)}")
 
 
 def _warn(sentence):
@@ -111,8 +111,8 @@ def _check_algorithm(given):
         algorithms.get(name)
     except ValueError as error:
         if given is not None:
-            raise ValueError(f"--algorithm: {error} One that the script registers itself is named by "
-                             f"BAGUA_ALGORITHM={name}") from None
+            raise ValueError(f"--algorithm: {error} If the script registers it, set BAGUA_ALGORITHM={name} "
+                             "instead") from None
         _warn(f"BAGUA_ALGORITHM={name}: {error} Unless the script registers it, the job will fail.")
 
 

@@ -146,8 +146,8 @@ def run_by_mpirun(args, hosts, env, python, function, console):
     if server.failures:
         rank, text = server.failures[0]
         raise with_report(rank, 1, text) if text is not None else WorkerFailed(
-            rank, exit_code, ". That is mpirun's exit code; the process ended before the function returned, without a "
-            "word")
+            rank, exit_code, ". That is mpirun's exit code; the process ended before the function returned, without an "
+            "error message")
     if exit_code != 0:
         raise RuntimeError(f"mpirun ended with exit code {exit_code}: its output says why")
     return [server.result(rank) for rank in range(args.num_proc)]

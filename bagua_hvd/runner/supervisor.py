@@ -412,7 +412,7 @@ class Supervisor:
                 os.close(running.pidfd)
             if running.process.poll() is None:
                 self._console.say(f"baguarun: Process {running.process.name} ({running.process.place}) does not end "
-                                  "after SIGKILL; it is stuck in the kernel and left behind.")
+                                  "after SIGKILL: it is stuck in the kernel; baguarun ends without it.")
             else:
                 running.process.release()
         self._console.close()

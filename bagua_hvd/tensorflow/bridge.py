@@ -158,7 +158,8 @@ def _gradient_of_put(op, gradient):
 def _find(id):
     bridge = _bridges.get(id)
     if bridge is None:
-        raise HorovodInternalError("the optimizer or tape that this graph was traced with is gone")
+        raise HorovodInternalError("the optimizer or tape that this graph was traced with has been deleted: keep a "
+                                   "reference to it while the graph is in use")
     return bridge
 
 

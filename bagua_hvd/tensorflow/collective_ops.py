@@ -20,8 +20,7 @@ from bagua_hvd.tensorflow.graphs import compiled_by_xla, run_independently
 from bagua_hvd.tensorflow.native_ops import ops
 
 _NO_XLA = (
-    "the shape of what {kind} returns is known only when it ran, which a function compiled by XLA cannot have: use "
-    "jit_compile=False"
+    "the output shape of {kind} is known only at run time, which XLA does not support: use jit_compile=False"
 )
 # With XLA, ranks are assumed to have equal first dimensions; if they differ, the step fails.
 
@@ -241,9 +240,7 @@ def _compiled_reducescatter_gradient(name, attributes, inputs, gradients):
     size = basics.context().process_set_size(attributes["process_set_id"])
     if any(tensor.shape[0] % size for tensor in inputs):
         raise NotImplementedError(
-            "the gradient of reducescatter is an allgather: where the ranks' parts differ in size, "
-            + _NO_XLA.format(kind="that")
-        )
+            _NO_XLA.format(kind="the gradient of reducescatter, where the ranks' parts differ in size,"))
     return _reducescatter_gradient(name, attributes, inputs, gradients)
 
 

@@ -62,7 +62,8 @@ class TensorFlowKerasState(KerasState):
     """Keras model, optimizer and other training state, as attributes.
 
     Args:
-        model: a built Keras model. optimizer: None for the model's own. backend: unused, for Horovod.
+        model: a built Keras model. optimizer: None for the model's own. backend: unused, for compatibility with
+            Horovod.
         every_step: see KerasState; needs a DistributedOptimizer, because a tape does not see when weights change.
         kwargs: further attributes with their initial values; they are pickled.
     Raises:
@@ -95,7 +96,7 @@ class TensorFlowState(ObjectState):
                 self._assignments = [v.assign(p).op for v, p in zip(self.variables, self._placeholders, strict=True)]
                 self._broadcast = broadcast_variables(self.variables, 0)
         self._saved_values = self._read()
-        # Its own name, apart from the script's broadcasts.
+        # A name of its own, so that it never matches a broadcast of the script.
         super().__init__(
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
         )

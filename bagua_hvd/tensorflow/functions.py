@@ -15,7 +15,7 @@ from bagua_hvd.tensorflow.variables import native_variable
 from bagua_hvd.training.model import weights_broadcast
 
 _AT_ONCE = "Runs at once, in graphs too."
-_SESSION = "for Horovod's sake."
+_SESSION = "unused, for compatibility with Horovod."
 
 
 @public
@@ -63,7 +63,8 @@ def broadcast_variables(variables: Iterable[tf.Variable], root_rank: int,
 
     Args:
         variables: a list of variables, the same on all ranks; see broadcast_().
-        root_rank: global rank. process_set: the ranks taking part. inplace: unused, for Horovod: it is always in place.
+        root_rank: global rank. process_set: the ranks taking part. inplace: unused, for compatibility with Horovod: it
+            is always in place.
     Returns:
         None in eager mode, where the broadcast is done on return; else its operation.
     Raises:

@@ -52,8 +52,8 @@ class LocalGradientAggregationHelper:
         self._local = ByIdentity(native_variable)
         self._counter: Any = None
         self._sums = ByIdentity(native_variable)
-        # Variables with a gradient in this window, and weak references to them. It is unknown here when graphs run, so
-        # theirs stay.
+        # Variables with a gradient in this window, and weak references to them. Python does not see when graphs run,
+        # so entries that tracing made are never removed.
         self._window = ByIdentity(native_variable)
         self._last_pass = None      # bool tensor: whether this pass completes a window
 

@@ -31,10 +31,10 @@ from bagua_hvd.tensorflow.variables import native_variable
 
 TAPE_SEES_NO_WEIGHTS = (
     "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "
-    "them by DistributedOptimizer(optimizer, algorithm=...).apply_gradients(...)"
+    "them with DistributedOptimizer(optimizer, algorithm=...).apply_gradients(...)"
 )
 STEP_NOT_SEEN = (
-    "{name} has not seen the gradients that are being applied: with an optimizer of tf.compat.v1, get them by its "
+    "{name} has not seen the gradients that are being applied: with an optimizer of tf.compat.v1, get them from its "
     "minimize() or compute_gradients()"
 )
 NO_STEP_TO_REPLACE = (
@@ -42,14 +42,12 @@ NO_STEP_TO_REPLACE = (
     "DistributedOptimizer with an optimizer of Keras"
 )
 
-NOT_LATE = (
-    "{what} cannot be a step late: with delay=1 gradients are dense ones of variables. {remedy}"
-)
+NOT_LATE = "{what} cannot be delayed: delay=1 supports only dense gradients of variables. {remedy}"
 XLA_GOES_ON = (
-    "every_step=True cannot keep every step in a program compiled by XLA, which changes weights after a lost rank, "
-    "too: pass jit_compile=False to compile() or tf.function; or leave out every_step and call commit()"
+    "every_step=True cannot keep every step in a program compiled by XLA, which changes weights even after a "
+    "rank is lost: pass jit_compile=False to compile() or tf.function; or leave out every_step and call commit()"
 )
-OTHER_TAPE = "Ask a tape without delay for it."
+OTHER_TAPE = "Use a tape without delay."
 
 
 def dense(gradient: Any, sparse_as_dense: bool) -> Any:

@@ -86,7 +86,7 @@ class TensorFlowSource(adam.KerasSource, Source):
     def gradient(self, index: int) -> Any:
         if index in self.views:
             return self.views[index]
-        raise RuntimeError("the previous step was interrupted, so this one is aborted too; the next step works")
+        raise RuntimeError("the previous step was interrupted, so this one is aborted, too: run the step again")
 
     prepare = _view = gradient
 
@@ -103,7 +103,7 @@ class TensorFlowSource(adam.KerasSource, Source):
     def _outside_view(self, index):
         """View of a weight while no step runs: in an algorithm's abort()."""
         if not tf.executing_eagerly():
-            raise RuntimeError("outside of a step, weights can be looked at in eager mode only, not within a graph")
+            raise RuntimeError("outside of a step, weights can be read only in eager mode")
         values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
         return array_view(values)
 

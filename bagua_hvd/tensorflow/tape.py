@@ -57,7 +57,7 @@ class _DistributedGradientTape(tf.GradientTape):
         """The gradients of tf.GradientTape, reduced; None for sources without a gradient.
 
         Args:
-            use_generic_names: unused, for Horovod: operations are always named by order.
+            use_generic_names: unused, for compatibility with Horovod: operations are always named by order.
             kwargs: unconnected_gradients, as in tf.GradientTape.
         Raises:
             tf.errors.FailedPreconditionError: ranks disagree. tf.errors.UnknownError: a rank was lost.
@@ -131,9 +131,9 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
             None: BAGUA_ALGORITHM, else "gradient_allreduce". Of Algorithms with equal settings, which each step may
             make anew, the first one is used. Algorithms on weights or momenta need DistributedOptimizer, because they
             must see its step; give it the gradients of a plain tape.
-        delay: 1: returns the gradients of the previous call of gradient() for these sources; zeros in the first. They
-            are communicated until the next call, so a whole step hides it. One call per step for each list of sources,
-            all of them variables. For algorithms that communicate gradients; see docs/algorithms.md.
+        delay: 1: returns the gradients of the previous call of gradient() for these sources; zeros in the first.
+            Communication may last until the next call. One call per step for each list of sources, all of them
+            variables. For algorithms that communicate gradients; see docs/algorithms.md.
     Raises:
         ValueError: a wrong argument, or wrapped already; for an unknown algorithm the message lists the known ones. Or
             a tape cannot serve the algorithm.

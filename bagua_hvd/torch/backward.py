@@ -314,7 +314,7 @@ class Backward:
         if reducer.algorithm.asynchronous:
             raise RuntimeError(
                 f"{found[0]} was frozen when the optimizer was made and requires a gradient now, which "
-                f"{type(reducer.algorithm).__name__} cannot take in: unfreeze it before DistributedOptimizer(...)"
+                f"{type(reducer.algorithm).__name__} cannot add: unfreeze it before DistributedOptimizer(...)"
             )
         synchronized, first = reducer.synchronized, len(self._source.parameters)
         _remove([self._frozen_handles.pop(name) for name in found], [])

@@ -342,7 +342,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
     if model._comm_hooks:
         raise ValueError("the model has a communication hook, which would never be called: take one or the other")
     if model.static_graph:
-        raise ValueError("static_graph=True plans how DDP reduces gradients, and here the optimizer reduces them: "
+        raise ValueError("static_graph=True is not supported, because the optimizer reduces the gradients, not DDP: "
                          "leave it out")
     group = process_set_of(model.process_group)
     wrapped = DistributedOptimizer(optimizer, named_parameters=model.module.named_parameters(), algorithm=algorithm,
@@ -360,8 +360,8 @@ def _synchronize_buffers(model, _):
 
 
 def _refuse_to_join(**_):
-    raise RuntimeError("model.join() makes up for DDP's reductions, and here the optimizer reduces the gradients: a "
-                       "rank without batches calls optimizer.step() as often as the others instead")
+    raise RuntimeError("model.join() is not supported, because the optimizer reduces the gradients, not DDP: on a rank "
+                       "without batches, call optimizer.step() as often as on the others")
 
 
 class _NoSync:
@@ -374,8 +374,8 @@ class _NoSync:
         return self._optimizer.no_sync()
 
     def __reduce_ex__(self, protocol):
-        raise TypeError("this DistributedDataParallel has an optimizer that communicates for it, which cannot be "
-                        "pickled or copied with it: save model.module, or its state_dict()")
+        raise TypeError("this DistributedDataParallel cannot be pickled or copied, because its optimizer communicates "
+                        "for it: save model.module, or its state_dict()")
 
 
 __all__ = ["Hook", "State", "hook", "wrap_optimizer"]

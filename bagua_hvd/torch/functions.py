@@ -148,9 +148,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     # All ranks raise; otherwise the others would wait for tensors.
     if extremes([int((of_root, name_of_root) != (sizes, name))], "optimizer_state.groups", global_process_set)[0][0]:
         if name_of_root != name:
-            raise ValueError(f"rank {root_rank} has the optimizer {name_of_root}, and this rank {name}")
+            raise ValueError(f"rank {root_rank} has the optimizer {name_of_root}, but this rank has {name}")
         differs = (f"on rank {root_rank} of {of_root}" if of_root != sizes else
-                   "those of another rank differ, or its optimizer is another one")
+                   "another rank has other groups or another optimizer")
         raise ValueError(f"the optimizer {name} has parameter groups of {sizes} parameters, but {differs}")
     values = _values_of(optimizer, parameters)
     if not is_root:

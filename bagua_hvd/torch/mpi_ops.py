@@ -332,7 +332,7 @@ def grouped_reducescatter_async(tensors: Sequence[torch.Tensor], name: str | Non
 
 
 @eager
-@doc_from(rules.join, "`device` is for Horovod's sake: where that keeps the zeros that stand in for this rank.")
+@doc_from(rules.join, "`device` is unused, for compatibility with Horovod, which keeps this rank's zeros there.")
 def join(device: int = -1) -> int:
     if isinstance(device, ProcessSet):
         raise TypeError("join() takes no process set: it is of all ranks of the job, and `device` is ignored")

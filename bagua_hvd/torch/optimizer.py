@@ -110,7 +110,7 @@ class _Distributed(Wrapped):
         """
         if self.reducer is not None and not self.algorithm.takes_more(self.reducer.model):
             raise RuntimeError(
-                f"{type(self.algorithm).__name__} cannot take in parameters while each rank steps at its own pace: "
+                f"{type(self.algorithm).__name__} cannot add parameters while each rank steps at its own pace: "
                 "call optimizer.algorithm.abort() on all ranks before add_param_group(), and resume() after it"
             )
         super().add_param_group(param_group)
@@ -398,9 +398,10 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer,
         gradients_untouched: True promises that nothing reads or changes gradients between backward() and step() (no
             clipping, no logging) without synchronize(). Then step() waits for them instead of backward(), and the 1-bit
             variants of Adam communicate during the backward pass. None: BAGUA_GRADIENTS_UNTOUCHED=1, else False.
-        delay: 1: communication may last until the end of the next backward pass, so a whole step hides it. `p.grad`
-            is then the reduced gradient of the step before, zeros in the first. For algorithms that communicate
-            gradients; one window of backward passes per step. See docs/algorithms.md. A single rank steps at once.
+        delay: 1: communication may last until the end of the next backward pass, so it may take a whole step.
+            `p.grad` is then the reduced gradient of the previous step, zeros in the first. For algorithms that
+            communicate gradients; one window of backward passes per step. See docs/algorithms.md. A single rank steps
+            at once.
     Raises:
         ValueError: a wrong argument; for an unknown algorithm the message lists the known ones. Nothing was changed.
         NotImplementedError: op=Adasum on a process set, or over a number of ranks that is no power of 2.

@@ -75,8 +75,8 @@ def places(kept: dict, names: list, unnamed: dict) -> list:
     if None in found:
         missing = kept["names"][found.index(None)]
         raise ValueError(
-            f"the checkpoint has what {kept['algorithm']} kept for a parameter {missing}, and this optimizer has none "
-            f"of this name: pass the named_parameters that it was saved with, or delete "
+            f"the checkpoint has state of {kept['algorithm']} for parameter {missing}, and this optimizer has no "
+            f"parameter of this name: pass the named_parameters that it was saved with, or delete "
             f'"{STATE_KEY}" from the first of its param_groups, and the algorithm starts without its state'
         )
     return found

@@ -197,8 +197,8 @@ class Model:
     def _check_scale(self, scale: float) -> None:
         if self._loss_scale not in (None, scale) and not self._made_a_step:
             raise ValueError(
-                f"what {self.name} keeps of gradients was saved under a loss scale of {self._loss_scale:g}, and this "
-                f"training begins with {scale:g}: load the GradScaler's state_dict, too"
+                f"the state of {self.name} that depends on gradients was saved at a loss scale of "
+                f"{self._loss_scale:g}, and this training begins with {scale:g}: load the GradScaler's state_dict, too"
             )
 
     def step_begins(self) -> None:
@@ -313,8 +313,8 @@ class Model:
             for bucket in buckets:
                 bucket.state.load_state_dict(saved.pop(tuple(bucket.members), {}), own)
             if any(kept.get("shared") or own and kept.get("own") for kept in saved.values()):
-                warnings.warn(f"the buckets of {self.name} are others than in the checkpoint: what the algorithm kept "
-                              "with those is reinitialized", stacklevel=2)
+                warnings.warn(f"the buckets of {self.name} differ from those in the checkpoint: the algorithm's state "
+                              "of these buckets is reinitialized", stacklevel=2)
         same = [tuple(bucket.members) for bucket in self.gradients] == [indices for indices, _ in gradients]
         self.late.load_state_dict(state["late"] if same else {}, own)
 
@@ -333,8 +333,8 @@ def is_of(state: dict[str, Any], algorithm: Any, group: ProcessSet) -> bool:
     """Whether a checkpoint's state is of this algorithm; rank 0 warns of another algorithm's."""
     saved, runs = state.get("algorithm"), type(algorithm).__name__
     if saved not in (None, runs) and group.rank() == 0:
-        warnings.warn(f"the checkpoint holds the state of {saved}, this optimizer runs {runs}, which begins without",
-                      stacklevel=2)
+        warnings.warn(f"the checkpoint holds the state of {saved}, this optimizer runs {runs}, which starts without "
+                      "state", stacklevel=2)
     return saved == runs
 
 

@@ -55,11 +55,11 @@ class Decision(NamedTuple):
                     f"from step {self.effective} on",
             "confirmed": f"{self.plan} measured {measured} ms a step; before {self.before_us / 1000:.4g}",
             "disappointed": f"{self.before} measured {measured} ms a step, {self.plan} {self.before_us / 1000:.4g}: "
-                            f"back, from step {self.effective} on",
+                            f"back to {self.plan} from step {self.effective} on",
             "losses": f"codes of {self.before} lose {self.error_ppm / 1e4:.3g} % of the gradients: back to {self.plan} "
-                      f"from step {self.effective} on, for good",
-            "refused": f"codes of {self.refused} would lose {self.error_ppm / 1e4:.3g} % of the gradients: not used, "
-                       "for good",
+                      f"from step {self.effective} on; {self.before} is not tried again",
+            "refused": f"codes of {self.refused} would lose {self.error_ppm / 1e4:.3g} % of the gradients: "
+                       f"{self.refused} is not tried",
         }
         return f"{self.network.describe(self.seen)}: {known[self.why]}" if self.why else ""
 

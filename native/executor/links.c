@@ -34,7 +34,7 @@ static void fail_opening(struct executor *exec, const struct link *link, const s
         executor_fail_left(exec, link->rank);
     else if (error->status == BHVD_ERR_PEER_LOST || error->status == BHVD_ERR_TIMEOUT)
         executor_blame(exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
-                       "%.700s. Rank %d has ended, or its host or the network between broke down: see whether a firewall "
+                       "%.700s. Rank %d may have ended, or its host or the network may be down: check whether a firewall "
                        "closes the ports between the two hosts", error->message, link->rank);
     else
         executor_fail_with(exec, error);

@@ -49,7 +49,7 @@ bhvd_status bhvd_device_array_fetch(bhvd_device_array *device_copy, struct bhvd_
     if (device_copy->device) {
         int code = fetch(device_copy);
         if (code)
-            return device_failed(device_copy->device, code, "errors to be fed back cannot be read", error);
+            return device_failed(device_copy->device, code, "the device copy of error states or replicas cannot be read", error);
         forget(device_copy);
     }
     error_clear(error);
@@ -78,7 +78,7 @@ bhvd_status bhvd_device_array_copy(bhvd_device_array *to, bhvd_device_array *fro
     if (from->device) {
         int code = copy_there(to, from);
         if (code)
-            return device_failed(from->device, code, "errors to be fed back cannot be copied", error);
+            return device_failed(from->device, code, "the device copy of error states or replicas cannot be copied", error);
     } else {
         forget(to);
         memcpy(to->values, from->values, from->count * sizeof(float));

@@ -22,7 +22,7 @@ struct nccl_group {
     struct nccl_group *local;   // the communicator of this host; NULL: none
     bool scales;                // all members have the kernels for scaling
     bool encodes;               // all members have the kernels for the codecs too
-    struct bhvd_device *device; // held; NULL when not on
+    struct bhvd_device *device; // held; NULL: never had a communicator
     void *comm;                 // NULL: aborted, or not on
     void *done;                 // event: end of the last execution
     int64_t last_ns;            // when that was enqueued; 0: it has ended

@@ -16,7 +16,7 @@
 
 typedef enum bhvd_status {
     BHVD_OK = 0,
-    BHVD_IN_PROGRESS = 1,       /* only from bhvd_wait: the timeout expired, the operation continues */
+    BHVD_IN_PROGRESS = 1,       /* from bhvd_wait and bhvd_post_tensor: the timeout expired, the operation continues */
     BHVD_ERR_ARGUMENT = 2,      /* this call is wrong; nothing was posted */
     BHVD_ERR_MISMATCH = 3,      /* ranks disagree about an operation; all of them get this; the context stays usable */
     BHVD_ERR_UNSUPPORTED = 4,   /* a valid call that this build or state cannot serve; the context stays usable */

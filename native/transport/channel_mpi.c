@@ -193,7 +193,7 @@ static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, 
         if (complete)
             return BHVD_OK;
         if (clock_now_ns() >= deadline_ns)
-            return error_set(error, BHVD_ERR_TIMEOUT, "not all ranks came to MPI_Comm_idup in time; did one fail in "
+            return error_set(error, BHVD_ERR_TIMEOUT, "not all ranks called MPI_Comm_idup in time; did one fail in "
                              "init()?");
         sched_yield();
     }

@@ -199,7 +199,7 @@ static bhvd_status connect_local(struct connecting *k, int rank)
         close(fd);
     const struct bhvd_error why = *k->error;
     return why.status ? error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message)
-                      : error_set(k->error, status, "the connection to rank %d broke while it was made", rank);
+                      : error_set(k->error, status, "the connection to rank %d broke during setup", rank);
 }
 
 // Retries: a rank of this host that was flooded by strangers may have dropped this connection with theirs.

@@ -253,7 +253,7 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     }
     if (!runs) {
         listener_free(listener);
-        return error_set(error, BHVD_ERR_SYSTEM, "no memory, or no descriptor, to let %d ranks in", options->size);
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory or descriptor to accept connections from %d ranks", options->size);
     }
     *out = listener;
     return BHVD_OK;

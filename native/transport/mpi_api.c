@@ -99,7 +99,7 @@ int mpi_cancel(union mpi_handle *request) { return mpi.call.MPI_Cancel(request);
 bhvd_status bhvd_mpi_broadcast(void *buffer, int nbytes, struct bhvd_error *error)
 {
     if (!mpi_is_running())
-        return error_set(error, BHVD_ERR_SYSTEM, "MPI does not run in this process");
+        return error_set(error, BHVD_ERR_SYSTEM, "MPI is not running in this process");
     const int code = mpi.call.MPI_Bcast(buffer, nbytes, mpi.byte, 0, mpi.world);
     return code == MPI_DONE ? BHVD_OK : error_set(error, BHVD_ERR_SYSTEM, "MPI_Bcast failed with code %d", code);
 }
@@ -135,7 +135,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     for (int i = 0; i < NAME_COUNT; i++)
         complete &= (mpi.symbols[i] = dlsym(mpi.handle, names[i])) != NULL;
     if (!mpi.call.MPI_Get_library_version || mpi.call.MPI_Get_library_version(version, &ignored) != MPI_DONE) {
-        snprintf(reason, reason_size, "it does not tell its version");
+        snprintf(reason, reason_size, "it does not report its version");
         return false;
     }
     bool open_mpi = strstr(version, "Open MPI") != NULL;

@@ -129,7 +129,7 @@ def left():
             take_step()
         return
     take_step()
-    with pytest.warns(UserWarning, match="rank 0 has left the job, so this rank trains on by itself"):
+    with pytest.warns(UserWarning, match="rank 0 has left the job, so this rank continues without averaging"):
         while not optimizer.reducer.model.scratch["rounds"].over:
             take_step()
     take_step()
@@ -159,7 +159,7 @@ def added_later(kind):
             optimizer.step()
 
     train(3 + rank, one, early)
-    with pytest.raises(RuntimeError, match=r"cannot take in parameters while .* call optimizer.algorithm.abort\(\)"):
+    with pytest.raises(RuntimeError, match=r"cannot add parameters while .* call optimizer.algorithm.abort\(\)"):
         optimizer.add_param_group({"params": [late]})
     assert len(optimizer.param_groups) == 2
     algorithm.abort()

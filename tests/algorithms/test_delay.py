@@ -503,8 +503,8 @@ def refusals():
             hvd.DistributedOptimizer(sgd, algorithm=name, delay=1)
     for arguments, sentence in (
         ({"algorithm": Looking, "delay": 1}, "which Looking does not: leave out delay, or take another algorithm"),
-        ({"op": hvd.Adasum, "delay": 1}, "delay=1 does not go with op=Adasum"),
-        *(({"delay": value}, f"delay={value}: gradients are applied") for value in (2, -1, True, 0.5)),
+        ({"op": hvd.Adasum, "delay": 1}, "delay=1 cannot be combined with op=Adasum"),
+        *(({"delay": value}, f"delay={value}: expected 0 .* or 1") for value in (2, -1, True, 0.5)),
     ):
         with pytest.raises(ValueError, match=sentence):
             hvd.DistributedOptimizer(sgd, **arguments)

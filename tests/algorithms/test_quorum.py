@@ -135,12 +135,12 @@ def test_a_share_of_those_who_are_left(server):
 def test_another_training_is_refused(server):
     """The server refuses other settings and serves its ranks further; a rank that enters gets the current theta."""
     first = Rank(server, 1)
-    for other, sentence in (({"theta": np.ones(9, np.float32)}, "nbytes is 32 there and 72 here"),
-                            ({"theta": np.ones(3, np.float32)}, "nbytes is 32 there and 24 here"),
-                            ({"theta": np.ones(2)}, "dtype is '<f4' there and '<f8' here"),
-                            ({"outer_lr": 0.5}, "outer_lr is 0.7 there and 0.5 here"),
-                            ({"codec": codecs.sign}, "codec is .* there and .* here")):
-        with pytest.raises(ValueError, match=rf"at 127.0.0.1:{server.port} has another w: {sentence}.*: start a new"):
+    for other, sentence in (({"theta": np.ones(9, np.float32)}, "nbytes is 32 on the server and 72 on this rank"),
+                            ({"theta": np.ones(3, np.float32)}, "nbytes is 32 on the server and 24 on this rank"),
+                            ({"theta": np.ones(2)}, "dtype is '<f4' on the server and '<f8' on this rank"),
+                            ({"outer_lr": 0.5}, "outer_lr is 0.7 on the server and 0.5 on this rank"),
+                            ({"codec": codecs.sign}, "codec is .* on the server and .* on this rank")):
+        with pytest.raises(ValueError, match=rf":{server.port} has other settings for w: {sentence}.*: start a new"):
             Rank(server, 1, **other)
     first.send(0, 2)
     first.receives("mean", 0, [2] * 4)

@@ -79,7 +79,7 @@ def optimizers():
         refused(f"cannot serve Adam with {option}=True", torch.optim.Adam([parameter], **{option: True}), "qadam")
     refused("takes the mean over the ranks, not the sum", adam, "qadam", op=hvd.Sum)
     refused("takes the mean over the ranks, not the sum", sgd, "decentralized", op=hvd.Sum)
-    refused("does not go with 'bytegrad'", sgd, "bytegrad", op=hvd.Adasum) if hvd.size() > 1 else None
+    refused("cannot be combined with algorithm='bytegrad'", sgd, "bytegrad", op=hvd.Adasum) if hvd.size() > 1 else None
     if hvd.size() == 1:
         refused("needs two ranks or more", sgd, Decentralized(peer_selection_mode="shift_one"))
     with pytest.raises(ValueError, match="warmup_steps=0: expected 1 or more"):

@@ -166,7 +166,7 @@ def test_a_removal_that_one_member_puts_before_a_pairwise_average(transport, mem
             except HorovodInternalError as error:
                 return str(error)
 
-        assert ("was removed" if members == 3 else "takes no part in 'x'") in world.run(call)[0]
+        assert ("was removed" if members == 3 else "does not take part in 'x'") in world.run(call)[0]
 
 
 @TRANSPORTS
@@ -205,7 +205,7 @@ def test_refusals():
                 context.post(native.PROCESS_SET_ADD, "empty", splits=[])
             if rank < 2:
                 for kind in (native.JOIN, native.PROCESS_SET_ADD, native.PROCESS_SET_REMOVE):
-                    with pytest.raises(ValueError, match="all ranks, not on process set"):
+                    with pytest.raises(ValueError, match="all ranks, not over process set"):
                         context.post(kind, "on a set", process_set=set_id, splits=[0])
             x = np.ones(3, np.float32)
             for kind in (native.ALLGATHER, native.ALLTOALL, native.REDUCESCATTER):
@@ -276,7 +276,7 @@ def test_who_asks_for_a_set_of_others_is_refused():
     with World(2) as world:
         def call(rank, context):
             if rank == 0:
-                with pytest.raises(ValueError, match="rank 0 asks for a process set of which it is no member"):
+                with pytest.raises(ValueError, match="rank 0 requests a process set of which it is not a member"):
                     context.post(native.PROCESS_SET_ADD, "others", splits=[1], root_rank=1)
             return add_among_members(context, [rank]) if rank else None
 

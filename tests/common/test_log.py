@@ -50,7 +50,8 @@ def test_a_wrong_level(monkeypatch):
 def test_what_the_core_says(run_ranks):
     """The timeline's disk is full: a message of the core appears in the job's log format."""
     first, second = run_ranks(2, be_a_job, env={"HOROVOD_TIMELINE": "/dev/full"})
-    assert re.search(r"W timeline\.c:\d+\] \[0\]: the timeline /dev/full ends here: No space left", first.output)
+    assert re.search(r"W timeline\.c:\d+\] \[0\]: cannot write the timeline /dev/full, which ends here: No space left",
+                     first.output)
     assert LINE.findall(first.output) == [("W", "timeline.c", "0")] and LINE.findall(second.output) == []
 
 

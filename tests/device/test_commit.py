@@ -76,7 +76,7 @@ def _results_cannot_be_copied_back():
     operation = hvd.mpi_ops.basics.context().post(native.ALLREDUCE, "x", [array.view(array)])
     while not operation.done():
         pass
-    with pytest.raises(HorovodInternalError, match="GPU 0: what operations put on it failed: an illegal memory access"):
+    with pytest.raises(HorovodInternalError, match="GPU 0: work of earlier operations failed: an illegal memory"):
         hvd.wait_for_gpus()
     assert fake_cuda().copies() == 3
 

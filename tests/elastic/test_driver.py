@@ -140,7 +140,8 @@ def test_a_worker_that_this_process_cannot_start_is_not_charged_to_its_host():
     job.find({"a": 1, "b": 1})
     job.driver.ended(1, None, shortage)
     job.driver.step()
-    assert list(job.hosts) == [0, 1] and "on b, for want of resources here: Too many open files" in job.said[-1]
+    assert list(job.hosts) == [0, 1]
+    assert "on b: baguarun's own host lacks resources (Too many open files); retrying in" in job.said[-1]
     job.wait(20)
     assert job.hosts[2] == "b"      # again
     job.join(2)

@@ -247,13 +247,13 @@ def refusals():
 
     refused("the state holds no DistributedOptimizer", make_plain())
     refused("with LocalSGD ranks have different models", make_distributed(algorithm="local_sgd"))
-    refused("with delay=1 gradients of the step before are lost", make_distributed(delay=1))
+    refused("with delay=1, losing a rank loses the gradients", make_distributed(delay=1))
     refused("with backward_passes_per_step > 1 a step begins before", make_distributed(backward_passes_per_step=2))
     with pytest.raises(ValueError, match="TensorFlowState.every_step=True. cannot keep every step: it sees variables"):
         hvd_tensorflow.elastic.TensorFlowState([tf.Variable(1.0)], every_step=True)
     with pytest.raises(ValueError, match="steps_per_execution=2 callbacks count several steps at once"):
         make_state(steps_per_execution=2).sync()
-    with pytest.raises(ValueError, match="XLA, which changes weights after a lost rank, too: pass jit_compile=False"):
+    with pytest.raises(ValueError, match="XLA, which changes weights even after a rank is lost: pass jit_compile"):
         make_state(jit_compile=True).model.fit(DATA[:4], np.ones((4, 1)), verbose=0)
     model = make_model()
     model.compile(make_distributed(), "mse", jit_compile=False)

@@ -65,7 +65,7 @@ def outside():
     model = make_model()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", jit_compile=False)
     model.optimizer.set_weight(3)
-    with pytest.raises(ValueError, match=r"call it where the step is traced, in train_step\(\)"):
+    with pytest.raises(ValueError, match=r"call it in train_step\(\), where the step is traced"):
         model.fit(*data_of(0), verbose=0)
     variable = tf.Variable([1.0, 2.0])
 
@@ -78,7 +78,7 @@ def outside():
 
     xla = tf.function(gradient, jit_compile=True)
     for compiled in (gradient, tf.function(gradient), xla):
-        for weights, sentence in (((1, -2, 3), "rank 1 gave another one"), ((math.nan, 1, 1), "rank 0 gave"),
+        for weights, sentence in (((1, -2, 3), "rank 1 gave an invalid one"), ((math.nan, 1, 1), "rank 0 gave"),
                                   ((0, 0, 0), "all ranks are 0")):
             with pytest.raises(tf.errors.InvalidArgumentError if compiled is not xla else tf.errors.InternalError,
                                match=sentence):

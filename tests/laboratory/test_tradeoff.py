@@ -38,9 +38,10 @@ def test_a_line_that_is_free_hides_all_but_the_last_bucket(monkeypatch):
 
 
 @pytest.mark.parametrize("option, wrong, sentence", [
-    ("--rate", "none", "no rate above 0"), ("--rate", "0gbit", "no rate above 0"), ("--rate", "nangbit", "above 0"),
-    ("--rate", "10", "not a rate such as"), ("--parameters", "10", "--parameters 50 or more"),
-    ("--parameters", "nan", "50 or more"), ("--step-ms", "inf", "--step-ms more than 0"),
+    ("--rate", "none", "not a rate above 0"), ("--rate", "0gbit", "not a rate above 0"),
+    ("--rate", "nangbit", "above 0"), ("--rate", "10", "not a rate such as"),
+    ("--parameters", "10", "--parameters 50 or more"), ("--parameters", "nan", "50 or more"),
+    ("--step-ms", "inf", "--step-ms more than 0"),
 ])
 def test_figures_that_cannot_be_predicted_from(capsys, option, wrong, sentence):
     with pytest.raises(SystemExit):

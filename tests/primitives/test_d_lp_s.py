@@ -195,7 +195,7 @@ def test_wrong_calls_are_refused_at_once():
         context, views = world.contexts[0], [view(np.ones(8, np.float32), "float32", "in place")]
         with pytest.raises(ValueError, match="codec 0 .* does not take"):
             context.post(native.D_LP_S, "wrong", views)
-        with pytest.raises(ValueError, match="weight for replica 1, which is not kept"):
+        with pytest.raises(ValueError, match="weight for the left replica, which is not kept"):
             post(context, "wrong", views, [None] * 3, before=(0, 1, 0))
         with pytest.raises(ValueError, match="need memory where its values are"):
             results = [view(np.ones(8, np.float32), "float32")]

@@ -75,7 +75,7 @@ def test_discovery(nodes):
     assert list(RayHostDiscovery().find_available_hosts_and_slots().values()) == [1, 1]
     assert RayHostDiscovery(cpus_per_slot=2).find_available_hosts_and_slots() == {}
     assert RayHostDiscovery(use_gpu=True).find_available_hosts_and_slots() == {}
-    with pytest.raises(ValueError, match="a node has no number of such slots"):
+    with pytest.raises(ValueError, match="a slot must need CPUs or GPUs"):
         RayHostDiscovery(cpus_per_slot=0)
 
 

@@ -133,7 +133,7 @@ def test_no_library(tmp_path):
 
 @pytest.mark.parametrize("library, words", [
     ("/no/such/library.so", "it cannot be loaded (/no/such/library.so: cannot open shared object file"),
-    ("libc.so.6", "libc.so.6: it does not tell its version)")])
+    ("libc.so.6", "libc.so.6: it does not report its version)")])
 def test_a_library_that_is_none(run, library, words):
     """No other library is tried instead."""
     done = run("mpich", "AB", "facts", BAGUA_HVD_MPI_LIBRARY=library, HOROVOD_START_TIMEOUT="3")

@@ -108,7 +108,7 @@ def test_the_first_rank_that_ended_is_named(rendezvous, pool):
 
 
 @pytest.mark.parametrize("rank, size, sentence", [
-    (1, 3, "rank 1 counts 3 ranks in the job, others count 2 (scope init.1)"),
+    (1, 3, "rank 1 expects 3 ranks in the job, other ranks expect 2 (scope init.1)"),
     (2, 2, "a process says it is rank 2 of 2; ranks are 0 to 1 (scope init.1)"),
     (0, 2, "two processes say they are rank 0 of 2 (scope init.1)"),
 ])

@@ -214,7 +214,7 @@ def bridge_is_dropped():
     try:
         run(copy)
     except tf.errors.FailedPreconditionError as error:
-        assert "is gone" in str(error)
+        assert "has been deleted" in str(error)
     else:
         raise AssertionError("no error")
 

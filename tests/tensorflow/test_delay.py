@@ -120,12 +120,12 @@ def tapes():
         with pytest.raises(ValueError, match=sentence):
             call(hvd.DistributedGradientTape(tape, delay=1, **arguments), loss)
 
-    refused("the gradient of a tensor cannot be a step late.*tape without delay",
+    refused("the gradient of a tensor cannot be delayed.*tape without delay",
             lambda tape, loss: tape.gradient(loss, x))
-    refused("IndexedSlices cannot be a step late.*Pass sparse_as_dense=True",
+    refused("IndexedSlices cannot be delayed.*Pass sparse_as_dense=True",
             lambda tape, loss: tape.gradient(loss, [variables[0]]))
-    refused("Jacobian matrices cannot be a step late", lambda tape, loss: tape.jacobian(loss, variables[0]))
-    refused("delay=1 does not go with op=Adasum", lambda *_: None, op=hvd.Adasum)
+    refused("Jacobian matrices cannot be delayed", lambda tape, loss: tape.jacobian(loss, variables[0]))
+    refused("delay=1 cannot be combined with op=Adasum", lambda *_: None, op=hvd.Adasum)
     refused("communicates weights|in every step", lambda *_: None, algorithm="decentralized")
 
 

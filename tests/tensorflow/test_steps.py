@@ -230,7 +230,7 @@ def weights():
     assert variable.numpy() == 1 - 2 * mean
 
     unseen = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5), algorithm="decentralized")
-    with pytest.raises(RuntimeError, match="get them by its minimize"):
+    with pytest.raises(RuntimeError, match="get them from its minimize"):
         unseen.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
     for refused, fragment in (
         (lambda: hvd.DistributedOptimizer(tf_keras.optimizers.SGD(), algorithm="qadam"), "Adam or AdamW, not SGD"),

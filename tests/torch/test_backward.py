@@ -924,7 +924,7 @@ def unfrozen_later():
     model[0].requires_grad_(False)
     opt = wrap(model, algorithm="async")
     model[0].requires_grad_(True)
-    with pytest.raises(RuntimeError, match="0.weight was frozen .* which Async cannot take in: unfreeze it before"):
+    with pytest.raises(RuntimeError, match="0.weight was frozen .* which Async cannot add: unfreeze it before"):
         model(torch.ones(1, 3)).sum().backward()
     opt.algorithm.abort()
 

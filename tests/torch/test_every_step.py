@@ -194,7 +194,7 @@ def make_lbfgs(model):
     ("with Async ranks have different models", {"algorithm": "async"}),
     ("with Auto a rank may be lost while weights change", {"algorithm": "auto"}),
     ("with op=Adasum a rank may be lost while weights change", {"op": hvd.Adasum}),
-    ("with delay=1 gradients of the step before are lost", {"delay": 1}),
+    ("with delay=1, losing a rank loses the gradients", {"delay": 1}),
     ("LBFGS changes weights between", {"plain": make_lbfgs}),
 ])
 def test_one_sentence_names_what_cannot_keep_every_step(growing_job, why, arguments):

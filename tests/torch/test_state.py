@@ -179,7 +179,7 @@ def names():
             train(other, resumed, range(9, 18))
             torch.testing.assert_close(flat(other), flat(model), rtol=0, atol=1e-6)
         resumed = wrapped(other, True, "no")
-        with pytest.raises(ValueError, match="kept for a parameter 0.weight, and this optimizer has none of this name"):
+        with pytest.raises(ValueError, match="for parameter 0.weight, and this optimizer has no parameter of"):
             resumed.load_state_dict(saved[1])
 
 
@@ -280,7 +280,7 @@ def of_another_algorithm():
             loading = wrap(model, algorithm=algorithm)
             loading.load_state_dict(saved)
         assert [str(each.message) for each in warned] == [
-            f"the checkpoint holds the state of PowerSGD, this optimizer runs {name}, which begins without"
+            f"the checkpoint holds the state of PowerSGD, this optimizer runs {name}, which starts without state"
         ] * (name is not None and hvd.rank() == 0), algorithm
 
 

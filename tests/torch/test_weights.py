@@ -250,8 +250,8 @@ def wrong():
     model = model_of()
     opt = wrapped(model)
     before = flat(model)
-    cases = [((1, -2, 3), "rank 1 gave another one"), ((math.nan, 1, 1), "rank 0 gave"), ((1, 1, math.inf), "rank 2"),
-             ((1, None, 1), "rank 1 gave"), ((1, 10**400, 1), "rank 1 gave"),
+    cases = [((1, -2, 3), "rank 1 gave an invalid one"), ((math.nan, 1, 1), "rank 0 gave"),
+             ((1, 1, math.inf), "rank 2"), ((1, None, 1), "rank 1 gave"), ((1, 10**400, 1), "rank 1 gave"),
              ((-1, 1, -1), "2 ranks gave"), ((0, 0, 0), "all ranks are 0")]
     for weights, sentence in cases:
         for touches in (True, False):

@@ -202,7 +202,7 @@ def weighted(file):
                 optimizer.step()
         torch.testing.assert_close(flat(net), flat(alone), rtol=1e-5, atol=1e-6)
     state.set_weight(-rank)
-    with pytest.raises(ValueError, match="2 ranks gave another one"):
+    with pytest.raises(ValueError, match="2 ranks gave an invalid one"):
         train(net, optimizers[0], rank, 1)
     dist.destroy_process_group()
 
@@ -351,7 +351,7 @@ def in_ddps_place(file):
         net.eval()
         net(torch.zeros(4, 12))
         net.train()
-    with pytest.raises(RuntimeError, match="calls optimizer.step.. as often as the others"), net.join():
+    with pytest.raises(RuntimeError, match="call optimizer.step.. as often as on the others"), net.join():
         pass
     for copied in (lambda: pickle.dumps(net), lambda: copy.deepcopy(net)):
         with pytest.raises(TypeError, match="save model.module, or its state_dict"):
@@ -406,7 +406,7 @@ def test_arguments_without_a_name_and_with_an_instance(monkeypatch):
     assert not ddp.hook(average=False).algorithm.average
     monkeypatch.setenv("BAGUA_ALGORITHM", "powersgd")
     assert ddp.hook(None, rank=3).algorithm.rank == 3
-    with pytest.raises(TypeError, match=r"ByteGrad is made already, so it takes no error_feedback: .* or ByteGrad\("):
+    with pytest.raises(TypeError, match=r"ByteGrad is an instance, so it takes no error_feedback: .* or ByteGrad\("):
         ddp.hook(algorithms.ByteGrad(), error_feedback=True)
 
 
@@ -447,7 +447,7 @@ def test_a_state_of_another_algorithm(monkeypatch):
         assert state.step == 1 and base.error_state(bucket, hvd.global_process_set, True).worker.tolist() == [1.0] * 4
     other = ddp.State()
     other.load_state_dict(saved)
-    with pytest.warns(UserWarning, match="the state of DoubleSqueeze, this optimizer runs TopK, which begins without"):
+    with pytest.warns(UserWarning, match="state of DoubleSqueeze, this optimizer runs TopK, which starts without"):
         other._bucket(given, algorithms.get("topk"))
     assert other.step == 0
     hvd.shutdown()

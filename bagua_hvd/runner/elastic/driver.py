@@ -264,13 +264,13 @@ class ElasticDriver:
             self._fail(error)
             return
         if self._clock() >= self._no_start_before:      # else said already, of another worker
-            self._crew.say(f"baguarun: no worker can be started on {worker.host}, for want of resources here: "
-                           f"{error.strerror}; the next attempt is in {_NEXT_START_SECONDS} s.")
+            self._crew.say(f"baguarun: no worker can be started on {worker.host}: baguarun's own host lacks resources "
+                           f"({error.strerror}); retrying in {_NEXT_START_SECONDS} s.")
         self._no_start_before = self._clock() + _NEXT_START_SECONDS
 
     def _failed(self, worker, exit_code, said, note=None, because_of=None):
         if worker.host not in self._hosts.current_hosts:
-            self._crew.say(f"baguarun: {said}; its host is no longer there.")
+            self._crew.say(f"baguarun: {said}; its host is no longer in the list of hosts.")
             return
         self._note_failure(worker, exit_code, note, because_of)
         if self._ending:
@@ -391,8 +391,8 @@ class ElasticDriver:
         for worker in members:
             if worker.phase is Phase.WAITING:
                 self._enter(worker, Phase.RUNNING)
-                self._crew.send(worker.number, Refused("Another worker has ended with success, and the job with it, "
-                                                        "while this one had not."))
+                self._crew.send(worker.number, Refused("Another worker has finished, which ended the job before "
+                                                        "this one was done."))
         if not self._workers:
             self.finished = True
             self.failure = _cause(self._failures)
@@ -543,7 +543,7 @@ class ElasticDriver:
             where = ", ".join(dict.fromkeys(worker.host for worker in missing))
             self._fail(RuntimeError(
                 f"Timed out waiting for workers to call init() after {timeout:g} s: {len(missing)} of {len(staying)}, "
-                f"on {where}, have not. See what they do, or give a longer --elastic-timeout."))
+                f"on {where}, have not. Check what they are doing, or give a longer --elastic-timeout."))
 
     def _fail(self, error):
         """Ends the job. In workers, init() raises now or at the next call; they may save their work."""

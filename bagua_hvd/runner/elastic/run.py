@@ -51,7 +51,7 @@ class Search:
                 found = self._discovery.find_available_hosts_and_slots()
             except Exception as error:
                 if not self._ended.is_set() and str(error) != said:
-                    self._say(f"baguarun: the hosts stay as they were: {error}")
+                    self._say(f"baguarun: keeping the current hosts: {error}")
                     said = str(error)
             else:
                 said = None
@@ -89,8 +89,8 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
     assert settings.num_proc is not None        # guaranteed by ElasticSettings
     _, hosts = parse_hosts_and_slots(hosts_string or f"localhost:{settings.num_proc}")
     if len(hosts) < 2:
-        raise ValueError("an elastic job needs two hosts or a discovery script, for a host is not used any more when a "
-                         "worker has failed there: name hosts by -H, or give --host-discovery-script")
+        raise ValueError("an elastic job needs two hosts or a discovery script, because a host is not used again after "
+                         "a worker fails there: list hosts with -H, or give --host-discovery-script")
     if sum(hosts.values()) < settings.num_proc:
         raise ValueError(f"Requested more processes ({settings.num_proc}) than there are available slots "
                          f"({sum(hosts.values())}): ask for fewer processes, or give the hosts more slots")

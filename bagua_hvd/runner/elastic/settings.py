@@ -11,7 +11,7 @@ class ElasticSettings:
     Args:
         num_proc: slots that must be available before the job begins. None: min_num_proc.
         min_num_proc: the job never trains with fewer ranks. None: num_proc.
-        max_num_proc: nor with more ranks. None: as many as there are slots.
+        max_num_proc: the job never trains with more ranks. None: as many as there are slots.
         elastic_timeout: seconds to wait for min_num_proc slots, or for workers that do not call init().
         start_timeout: seconds that the first rendezvous waits for workers that are still starting; also seconds that
             others wait for a worker that does not respond.

@@ -124,7 +124,7 @@ class Agent:
             self._ended = True
             # The launcher reads this when the network is back.
             self._send(Kind.SAY, 0, f"nothing came from the launcher for {self._silence_seconds:g} s, so its ranks are "
-                       "stopped: the network was cut, or baguarun suspended. The limit follows "
+                       "stopped: the network was cut, or baguarun was suspended. The limit follows from "
                        "BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS and HOROVOD_GLOO_TIMEOUT_SECONDS".encode())
         return self._ended
 

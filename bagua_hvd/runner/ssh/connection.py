@@ -54,7 +54,7 @@ def ssh_command():
         raise RuntimeError(f"environment variable BAGUA_HVD_SSH_COMMAND={text!r}: {str(error).lower()}") from None
     if not shutil.which(command[0]):
         remedy = "install OpenSSH's client" if command == ["ssh"] else "correct BAGUA_HVD_SSH_COMMAND"
-        raise RuntimeError(f"{command[0]!r} is no program in PATH, and other hosts are reached by it: {remedy}")
+        raise RuntimeError(f"{command[0]!r} was not found in PATH, and is needed to reach other hosts: {remedy}")
     return command
 
 

@@ -156,8 +156,8 @@ class Network:
                 raise self._no_route(other, name)
         tried = "; ".join(f"{address} ({interface}) not from {', '.join(by)}"
                           for (interface, address), by in missed.items())
-        raise NoRoute(f"no address of host {name} is reached from all other hosts ({tried}): connect them by one "
-                      "network, and name its interface by --network-interfaces", {name, *others})
+        raise NoRoute(f"no address of host {name} can be reached from all other hosts ({tried}): connect them by one "
+                      "network, and name its interface with --network-interfaces", {name, *others})
 
     def likely_interface(self, name):
         """The interface of a host that most others reach, while the hosts of its job are not yet known."""
@@ -176,7 +176,7 @@ class Network:
     def _no_route(self, source, name):
         addresses = self._addresses[name]
         if all(address.startswith("127.") for _, address in addresses):
-            return NoRoute(f"host {name} has no address but loopback: give it one that host {source} reaches",
+            return NoRoute(f"host {name} has no address but loopback: give it one that host {source} can reach",
                            {source, name})
         tried = ", ".join(f"{address} ({interface})" for interface, address in addresses)
         return NoRoute(f"host {source} reaches host {name} at none of {tried}: open the ports between the hosts, or "
@@ -195,8 +195,8 @@ def _answer(name, future, deadline, timeout):
     except ConnectionError:
         raise
     except concurrent.futures.TimeoutError:     # not a TimeoutError before Python 3.11
-        raise NoRoute(f"host {name} did not say within {timeout} s which addresses it has and reaches: see whether it "
-                      "is overloaded, or raise --start-timeout", {name}) from None
+        raise NoRoute(f"host {name} did not report within {timeout} s which addresses it has and can reach: check "
+                      "whether it is overloaded, or raise --start-timeout", {name}) from None
     except RuntimeError as error:
         raise NoRoute(str(error), {name}) from None
 

@@ -16,7 +16,7 @@ __all__ = ["TorchEstimator", "TorchModel"]
 _PARAMS = {
     **ESTIMATOR,
     "trainer_args": (None, "further keywords of lightning.pytorch.Trainer"),
-    "logger": (False, "the Trainer's"),
+    "logger": (False, "logger of the Trainer"),
 }
 
 

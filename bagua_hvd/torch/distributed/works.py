@@ -163,7 +163,7 @@ class Work(_Work):
             seconds = seconds if seconds > 0 else self._timeout
             if not self.ended_within(seconds):
                 raise RuntimeError(f"{self._what}: Timed out waiting {seconds:g} s for the other ranks; the operation "
-                                   "continues; do not use its tensors. Have all ranks of the group called it?")
+                                   "continues; do not use its tensors. Check that all ranks of the group called it.")
             self._end()
         if self._error is not None:
             raise self._error

@@ -187,7 +187,7 @@ class TorchState(ObjectState):
         self._handlers: dict[str, Any] = {}
         self._every_step = TorchEveryStep(self, self._handlers) if every_step else None
         super().__init__(
-            # Its own name, apart from the script's broadcasts.
+            # A name of its own, so that it never matches a broadcast of the script.
             bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank,
             **{name: value for name, value in values.items() if _handler_class(value) is None},
         )

@@ -73,11 +73,12 @@ static bool is_empty(const struct bhvd_tensor *tensor)
 static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error *error)
 {
     if (operation_needs_tensors(args->kind) != (args->tensor_count > 0))
-        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' was given %zu tensors", operation_kind_word(args->kind),
-                         args->name, args->tensor_count);
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' takes %s, but was given %zu", operation_kind_word(args->kind),
+                         args->name, operation_needs_tensors(args->kind) ? "at least one tensor" : "no tensors",
+                         args->tensor_count);
     if (args->tensor_count > REQUEST_TENSORS_MAX || (args->tensor_count && !args->tensors))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' was given %zu tensors%s", args->name, args->tensor_count,
-                         args->tensors ? ": post several groups" : " but no memory of them");
+                         args->tensors ? ": post several groups" : " but no pointer to them");
     for (size_t t = 0; t < args->tensor_count; t++) {
         const struct bhvd_tensor *tensor = &args->tensors[t];
         if (tensor->dtype < 0 || tensor->dtype >= BHVD_DTYPE_COUNT)
@@ -90,7 +91,8 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
         for (int d = 0; d < tensor->ndim && count >= 0; d++)
             count = operation_count(count, tensor->shape[d]);
         if (count < 0)
-            return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has an impossible shape", t, args->name);
+            return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has a negative dimension or too many elements", t,
+                             args->name);
         count = is_empty(tensor) ? 0 : count;
         if (count && !tensor->src)
             return error_set(error, BHVD_ERR_ARGUMENT, "tensor %zu of '%s' has elements but no memory", t, args->name);
@@ -141,10 +143,12 @@ static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd
 
 static bhvd_status check_replicas(const struct bhvd_args *args, struct bhvd_error *error)
 {
+    static const char *const names[REPLICAS] = {"own", "left", "right"};
     bool has_result = false;
     for (int r = 0; r < REPLICAS; r++) {
         if (!args->replicas[r] && (args->before[r] != 0 || args->after[1 + r] != 0))
-            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' has a weight for replica %d, which is not kept", args->name, r);
+            return error_set(error, BHVD_ERR_ARGUMENT, "'%s' has a weight for the %s replica, which is not kept", args->name,
+                             names[r]);
         if (args->gpu && args->replicas[r] && !args->replica_copies[r])
             return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and keeps replicas: give device copies of them",
                              args->name, args->device);
@@ -178,11 +182,11 @@ static bhvd_status check_ranks(const bhvd_context *ctx, const struct bhvd_args *
         for (size_t j = 0; j < i; j++)
             is_again |= args->splits[j] == args->splits[i];
         if (args->splits[i] < 0 || args->splits[i] >= size || is_again)
-            return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d", size - 1,
-                             args->splits[i]);
+            return error_set(error, BHVD_ERR_ARGUMENT, "a process set holds ranks from 0 to %d, each at most once; rank %d is out "
+                             "of range or repeated", size - 1, args->splits[i]);
     }
     if (args->root_rank && !is_member)
-        return error_set(error, BHVD_ERR_ARGUMENT, "rank %d asks for a process set of which it is no member ('%s')",
+        return error_set(error, BHVD_ERR_ARGUMENT, "rank %d requests a process set of which it is not a member ('%s')",
                          ctx->options.rank, args->name);
     return BHVD_OK;
 }
@@ -219,11 +223,11 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
                          args->gpu ? "another GPU" : "no GPU");
     if (args->gpu && ((args->worker_error && !args->worker_copy) || (args->server_error && !args->server_copy)))
-        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and feeds errors back: give device copies of them",
-                         args->name, args->device);
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and uses error feedback: give device copies of the error "
+                         "states", args->name, args->device);
     bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
     if (for_all && args->process_set != 0)
-        return error_set(error, BHVD_ERR_ARGUMENT, "%s takes part on all ranks, not on process set %d",
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s runs over all ranks, not over process set %d",
                          operation_kind_word(args->kind), args->process_set);
     bhvd_status status = check_tensors(args, error);
     if (!status)

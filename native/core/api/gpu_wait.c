@@ -61,5 +61,5 @@ bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct
         check_failures(ctx);
     if (failure_of(ctx, error))                 // the cause; the driver only reports a consequence
         return error->status;
-    return code ? device_failed(device, code, "what operations put on it failed", error) : BHVD_OK;
+    return code ? device_failed(device, code, "work of earlier operations failed", error) : BHVD_OK;
 }

@@ -67,7 +67,7 @@ void context_abort(bhvd_context *ctx, const struct bhvd_error *error)
     if (context_accepts(ctx, BHVD_D_FP_S))      // not closed, or only because ranks left
         ctx->closing = *error;
     pthread_mutex_unlock(&ctx->post_lock);
-    log_write(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "nothing is executed any more: %s",
+    log_write(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "no more operations are executed: %s",
               error->message);
     for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));) {
         for (int i = 0; i < execution->count; i++) {

@@ -275,8 +275,8 @@ static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operat
     bhvd_status status = BHVD_OK;
     for (size_t i = 0; i < op->split_count && !status; i++) {
         if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
-            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set needs different ranks from 0 to %d, not %d",
-                               ctx->options.size - 1, op->splits[i]);
+            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set holds ranks from 0 to %d, each at most once; rank %d is "
+                               "out of range or repeated", ctx->options.size - 1, op->splits[i]);
     }
     pthread_mutex_lock(&ctx->sets_lock);
     const bool of_members = op->coll.root_rank != 0;

@@ -76,8 +76,8 @@ static void check_silence(bhvd_context *ctx, int rank, int64_t now_ns, bool was_
         peer->at_ns = now_ns;
     } else if (ctx->heartbeat->silence_ns && now_ns - peer->at_ns >= ctx->heartbeat->silence_ns) {
         executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
-                       "rank %d was lost: nothing came from it for %.1f s. Its process was stopped, or its host or the network "
-                       "between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                       "rank %d was lost: nothing came from it for %.1f s. Its process may be stopped, or its host or the "
+                       "network down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
                        (double)(now_ns - peer->at_ns) / 1e9, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }
@@ -97,7 +97,7 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     } else if (silence_ns >= h->silence_ns && now_ns - ctx->exec.returned_ns >= h->silence_ns) {
         executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, rank,
                        "rank %d was lost: its host acknowledged nothing for %.1f s of what rank %d sent to it. Its host or the "
-                       "network between broke down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
+                       "network may be down. The limit, %g s, is set by BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", rank,
                        (double)silence_ns / 1e9, ctx->options.rank, ctx->options.heartbeat_timeout_ms / 1000.0);
     }
 }

@@ -52,7 +52,7 @@ bool request_read_key(const unsigned char *bytes, size_t size, struct operation_
 void request_retain(struct request *request);
 void request_release(struct request *request);
 
-// "[17, 17]"
+// The shape as text, such as "[17, 17]".
 void request_format_shape(char *out, size_t size, const struct request_tensor *tensor);
 
 bool request_is_speculative(const struct request *request);     // no call waits for it yet; see bhvd_kind

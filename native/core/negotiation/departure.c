@@ -130,7 +130,7 @@ static bhvd_status on_members_goodbye(bhvd_context *ctx, const struct link *link
     if (relay->closing_by_ns)
         return close_all(ctx, bytes_read(&relay->last_words));
     return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank,
-                          "rank %d left the job while it still relayed for rank %d; BAGUA_HVD_NEGOTIATION=star does without "
+                          "rank %d left the job while it was still a relay for rank %d; BAGUA_HVD_NEGOTIATION=star uses no "
                           "relays", link->rank, ctx->options.rank);
 }
 

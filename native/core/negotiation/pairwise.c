@@ -322,10 +322,10 @@ bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct byte
                               ctx->options.rank);
     if (started > last)
         return executor_fail(&ctx->exec, BHVD_ERR_MISMATCH,
-                             "rank %d takes no part in '%.*s', for which rank %d has begun to exchange with it: a rank has "
-                             "joined, or its process set is removed before all have requested it, or ranks request it with "
-                             "different arguments. Give each variant its own name.", link->rank,
-                             (int)entry->cached.key.name_size, entry->cached.key.name, ctx->options.rank);
+                             "rank %d does not take part in '%.*s', which rank %d has already started: a rank has joined, the "
+                             "process set was removed too early, or ranks call it with different arguments. Give each "
+                             "variant its own name.", link->rank, (int)entry->cached.key.name_size, entry->cached.key.name,
+                             ctx->options.rank);
     neighbor->is_revoked = true;
     neighbor->left = left;
     neighbor->ready_number = last;

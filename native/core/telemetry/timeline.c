@@ -47,11 +47,11 @@ static void close_bracket(struct timeline *t)
 {
     size_t size = sizeof CLOSING - 1;
     if (t->end && pwrite(t->fd, CLOSING, size, t->end) == (ssize_t)size && ftruncate(t->fd, t->end + (off_t)size) != 0)
-        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s has half an event at its end: %s",
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s ends with an incomplete event: %s",
                        t->path, strerror(errno));
 }
 
-// Writes the event over the closing bracket, followed by a new bracket, in one call: the file never contains half an event.
+// Writes the event over the closing bracket, followed by a new bracket, in one call: the file never contains an incomplete event.
 static void write_event(struct timeline *t, const char *event)
 {
     char text[EVENT_BYTES + 16];
@@ -60,8 +60,8 @@ static void write_event(struct timeline *t, const char *event)
     size_t nbytes = (size_t)size + sizeof CLOSING - 1;
     errno = 0;
     if (pwrite(t->fd, text, nbytes, t->end) != (ssize_t)nbytes) {
-        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "the timeline %s ends here: %s", t->path,
-                       strerror(errno ? errno : ENOSPC));
+        log_put_format(t->log, BHVD_LOG_WARNING, __FILE__, __LINE__, "cannot write the timeline %s, which ends here: %s",
+                       t->path, strerror(errno ? errno : ENOSPC));
         close_bracket(t);
         timeline_close(t);
         return;

@@ -37,7 +37,7 @@ class HostInfo:
 
 @dataclass
 class SlotInfo:
-    """One rank's host, and its numbers there and in the job."""
+    """One rank's host and its rank, local rank and cross rank, with the sizes."""
 
     hostname: str
     rank: int
