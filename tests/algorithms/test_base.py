@@ -26,7 +26,7 @@ def test_unknown_name_lists_the_known_and_the_closest():
     ("async_low_precision", '"async"'), ("async_decentralized", '"async" or "decentralized"'),
     ("async_low_precision_decentralized", '"async" or "low_precision_decentralized"')])
 def test_a_name_of_an_earlier_version_says_what_to_use(name, instead):
-    with pytest.raises(ValueError, match=f"the algorithm '{name}' is gone: use {instead}$"):
+    with pytest.raises(ValueError, match=f"the algorithm '{name}' was removed: use {instead}$"):
         algorithms.get(name)
 
 
