@@ -1,6 +1,7 @@
 """A rank's place in a job: made by init(), with its connections and its progress thread."""
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ class _Gatherer:
 def _proofs(secret: bytes, sender: bytes, receiver: bytes) -> bytes:
     """What one rank sends to another when a channel is connected, for each channel: native/transport/auth.h."""
     key = hmac.digest(secret, sender + receiver, "sha256")
-    return b"".join(hmac.digest(key, bytes([channel]), "sha256") for channel in range(lib.BHVD_CHANNELS))
+    return hashlib.shake_256(key).digest(lib.BHVD_CHANNELS * lib.BHVD_PROOF_BYTES)
 
 
 @ffi.def_extern(name="bhvd_python_gather", error=lib.BHVD_ERR_SYSTEM)

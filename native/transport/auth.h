@@ -3,7 +3,7 @@
 //     caller, the higher rank -> callee   struct introduction
 //     callee -> caller                    a proof
 //
-//     proof = HMAC-SHA256(key, channel (1 byte)), key = HMAC-SHA256(secret, the sender's endpoint, the receiver's endpoint)
+//     proofs of all channels, 32 bytes each = SHAKE256(HMAC-SHA256(secret, the sender's endpoint, the receiver's endpoint))
 //
 // Python makes all proofs at the start (bagua_hvd/core/context.py), from the endpoints that the ranks gathered over authenticated
 // connections. An endpoint holds rank, address, port and a nonce of this init(). So a proof of another job, init(), direction, rank,
