@@ -320,7 +320,6 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         _launcher("BAGUA_HVD_JOB", TEXT, None,
                   "Marks the job's processes, which baguarun ends with the job. Remove it from the environment of a "
                   "process that must outlive the job."),
-        _launcher("BAGUA_HVD_RUN_FOLDER", TEXT, None, "Where run(function) keeps function and results."),
     ),
     "Without effect, accepted for compatibility with Horovod": (
         _ignored("HOROVOD_CYCLE_TIME", NUMBER,

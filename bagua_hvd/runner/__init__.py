@@ -1,8 +1,9 @@
 """Starts jobs: `baguarun` (launch.py), `run` (run_function.py), and their parts. Imports no framework.
 
     launch.py        the command line: its checks, exit codes; flags.py: the flags
-    run_function.py  the Python API: a function on every rank, its results in a list; run_task.py: one such rank
-    mpi_run.py       both over mpirun: function_server.py hands out the API's function, function_task.py: one such rank
+    run_function.py  the Python API: a function on every rank, its results in a list: function_server.py hands it out,
+                     function_task.py is one such rank
+    mpi_run.py       both over mpirun
     static.py        a job of fixed size: connections, addresses, rendezvous, output -> supervisor
     job.py           shared by jobs of fixed and of changing size
     ssh/             other hosts

@@ -1,47 +1,67 @@
-"""Gives ranks that another launcher starts their function, and collects its results: they connect to this process, and
-prove that they know the job's secret, which is in their environment.
+"""Gives the ranks of run() their function, and collects its results: they connect to this process, and prove that they
+know the job's secret, which is in their environment.
 
 The connections also show which rank failed first: not every mpirun ends a job when a process dies without having called
 MPI.
 """
 import asyncio
-import io
+import base64
+import pickle
+import sys
 import time
+
+import cloudpickle
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
 from bagua_hvd.runner.function_task import Error, Function, Result
-from bagua_hvd.runner.run_files import no_result, unpickled
+from bagua_hvd.runner.job import WorkerFailed
 
-# Module of the ranks; its argument is ADDRESS,ADDRESS:PORT of the server.
-TASK = "bagua_hvd.runner.function_task"
+
+def pickled(python, func, args, kwargs):
+    """The bytes that follow a function_task.Function.
+
+    Args:
+        python: the Python of the ranks.
+    Raises:
+        Exceptions of cloudpickle: the function or its arguments cannot be pickled.
+    """
+    # In these folders another Python would find packages built for this one.
+    path = [entry for entry in sys.path if isinstance(entry, str)] if python == sys.executable else None
+    return pickle.dumps(path) + cloudpickle.dumps((func, args, kwargs))
 
 
 class FunctionServer(Server):
     """Sends the function to the ranks, and receives their results.
 
-        rank to server    hello (its rank), later result or error (nbytes; the pickled result or the text follows)
-        server to rank    function (nbytes; its pickle follows)
+        rank to server    hello (its rank; in an elastic job its number), later result (rank, nbytes) or error (nbytes);
+                          the pickled result or the text follows. The server then closes the connection
+        server to rank    function (nbytes; the result of pickled() follows)
 
     Args:
-        secret: bytes. function: the bytes of run_task.FUNCTION. host: numeric address to bind.
+        secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
     Attributes:
+        secret_key.
         opening_messages: dataclasses of a connection's first message.
-        results: {rank: bytes}.
-        failures: [(rank, text), ...] in order of arrival; text None: the connection ended without a message.
+        failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
         unfinished: number of ranks that have not sent everything.
     """
 
     opening_messages: tuple[type, ...] = (Hello,)
 
-    def __init__(self, secret, function, host):
-        self.results = {}
+    def __init__(self, secret_key, function, host):
+        self.secret_key = secret_key
         self.failures = []
         self.unfinished = 0
+        self._results = {}          # rank -> bytes
         self._failed_at = None
         self._function = function
-        super().__init__(secret, host, "function server")
+        super().__init__(base64.b64decode(secret_key), host, "function server")
+
+    def command(self, python, addresses=()):
+        """The arguments of a rank's process. addresses: of this host; none: that of the rendezvous."""
+        return [python, "-m", "bagua_hvd.runner.function_task", f"{','.join(addresses)}:{self.port}"]
 
     async def serve(self, reader, writer):
         """Talks to one rank."""
@@ -55,7 +75,7 @@ class FunctionServer(Server):
             self.unfinished -= 1
         await self.serve_other(said, reader, writer)
 
-    async def _serve_rank(self, rank, reader, writer):
+    async def _serve_rank(self, worker, reader, writer):
         writer.write(channel.encode(Function(len(self._function))))
         writer.write(self._function)
         try:
@@ -63,28 +83,48 @@ class FunctionServer(Server):
             said = channel.decode(await reader.readline(), Result, Error)
             content = await reader.readexactly(said.nbytes)
         except (OSError, EOFError, ValueError):
-            self.fail(rank, None)
+            self.fail(worker, None)
             return
         if isinstance(said, Result):
-            self.results[rank] = content
+            self._results[said.rank] = content
         else:
-            self.fail(rank, content.decode(errors="replace"))
+            self.fail(worker, content.decode(errors="replace"))
 
     async def serve_other(self, said, reader, writer):
         """Handles another first message of `opening_messages` than Hello; there is none here. As serve()."""
         raise NotImplementedError
 
-    def fail(self, rank, text):
+    def fail(self, worker, text):
         """Records a rank's failure; see `failures`."""
-        self.failures.append((rank, text))
+        self.failures.append((worker, text))
         self._failed_at = self._failed_at or time.monotonic()
 
     def failed_for(self, seconds):
         """Whether the first failure is at least `seconds` old."""
         return self._failed_at is not None and time.monotonic() > self._failed_at + seconds
 
+    def explained(self, error, own=False):
+        """The WorkerFailed with the text of the rank that was the first to report an error.
+
+        It may not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
+        process that ended without a report had no such delay: it stays the first.
+
+        Args:
+            own: it stays the first in any case, as in an elastic job, whose workers survive errors of the others.
+        """
+        texts = {worker: text for worker, text in self.failures if text is not None}
+        if error.process not in texts:
+            return error
+        rank, text = (error.rank, texts[error.process]) if own else next(iter(texts.items()))
+        return WorkerFailed(rank, error.exit_code if rank == error.rank else 1, f"\n\nRank {rank}: {text}")
+
     def result(self, rank):
         """The function's result on that rank. RuntimeError: none has arrived, or it cannot be unpickled."""
-        if rank not in self.results:
-            raise no_result(rank)
-        return unpickled(io.BytesIO(self.results.pop(rank)), rank)
+        if rank not in self._results:
+            raise RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, "
+                               "so there is no result")
+        try:
+            return pickle.loads(self._results.pop(rank))
+        except Exception as error:
+            raise RuntimeError(f"the result of rank {rank} cannot be unpickled: {type(error).__name__}: {error}"
+                               ) from error

@@ -1,38 +1,41 @@
-"""One rank of a job that others start: `mpirun ... python -m bagua_hvd.runner.function_task ADDRESS,ADDRESS:PORT`.
+"""One rank of run(): `python -m bagua_hvd.runner.function_task ADDRESS,ADDRESS:PORT`.
 
-It may run on any host. It receives the function from the launcher that listens there, and sends back the result; see
-function_server.py. If the launcher ends before that, the rank ends at once: not every mpirun ends its ranks when it is
-killed.
+It may run on any host. It receives the function from the launcher that listens there, or, without addresses, at the
+address of the rendezvous, and sends back the result; see function_server.py. If the launcher ends before that, the rank
+ends at once: not every mpirun ends its ranks when it is killed.
 """
 import io
 import os
+import pickle
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
 from bagua_hvd.job.env import get_env_rank_and_size
 from bagua_hvd.job.messages import Hello
 from bagua_hvd.job.probe import connect
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
-from bagua_hvd.runner.run_task import Failure, call, say, write
 
 _CONNECT_SECONDS = 20
 
 
 @dataclass(frozen=True)
 class Function:
-    """From the launcher: the pickled function follows."""
+    """From the launcher: two pickles follow: its sys.path (None: keep one's own); (func, args, kwargs)."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
 class Result:
-    """The pickled result follows."""
+    """The pickled result follows. rank: the present one; in an elastic job it may have changed since the start."""
 
+    rank: int
     nbytes: int
 
 
@@ -43,9 +46,50 @@ class Error:
     nbytes: int
 
 
+class _Failure(Exception):
+    """A sentence that says why there is no result; the cause has the traceback."""
+
+
+def _call(content):
+    """Calls the function in the bytes that follow Function; returns its pickled result. _Failure: there is none."""
+    file = io.BytesIO(content)
+    path = pickle.load(file)
+    if path is not None:
+        sys.path[:] = path
+    try:
+        function, args, kwargs = pickle.load(file)
+    except BaseException as error:
+        raise _Failure("the function cannot be loaded") from error
+    try:
+        result = function(*args, **kwargs)
+    except RemovedFromJob:
+        raise                           # an elastic job continues without this process
+    except BaseException as error:      # sys.exit() gives no result either
+        raise _Failure("User function raise error") from error
+    try:
+        import cloudpickle  # late: it is found through the caller's sys.path
+
+        return cloudpickle.dumps(result)
+    except BaseException as error:
+        raise _Failure("the result cannot be pickled") from error
+
+
+def _say(failure):
+    """Writes the reason for the missing result to stderr, and returns the text."""
+    error = failure.__cause__
+    # Without this file's frame.
+    error.with_traceback(error.__traceback__.tb_next)
+    summary = traceback.format_exception_only(type(error), error)[-1].strip()
+    text = f"{failure}: {summary}\n" + "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    return text
+
+
 def _connect(where):
     """The Connection by the first address that reaches the launcher. OSError: none does."""
     addresses, _, port = where.rpartition(":")
+    addresses = addresses or variables.read("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     secret = variables.read(HOROVOD_SECRET_KEY)
     try:
         return connect([[address, int(port)] for address in addresses.split(",")], secret, _CONNECT_SECONDS)
@@ -54,8 +98,8 @@ def _connect(where):
                               "between the hosts, or name the interface they share by network_interfaces") from None
 
 
-def _die_with_launcher(connection, done):
-    connection.receive()        # the launcher sends nothing more, so it has ended
+def _watch_launcher(connection, done):
+    connection.receive()        # the launcher sends nothing more: it has everything, or has ended
     if not done.is_set():
         kill_sessions({os.getpid()})            # including its children, if mpirun made it a session leader
         os.kill(os.getpid(), signal.SIGKILL)
@@ -66,7 +110,7 @@ def main():
     where = sys.argv.pop()      # so a function that parses sys.argv finds it empty
     try:
         connection = _connect(where)
-        connection.send(Hello(get_env_rank_and_size()[0]))
+        connection.send(Hello(int(os.environ[WORKER]) if WORKER in os.environ else get_env_rank_and_size()[0]))
         begin = connection.receive(Function)
         if begin is None:
             raise EOFError("the launcher of the job closed the connection")
@@ -74,17 +118,19 @@ def main():
     except (OSError, EOFError) as error:
         sys.exit(f"bagua_hvd.run: {error}")
     done = threading.Event()
-    threading.Thread(target=_die_with_launcher, args=(connection, done), name="launcher", daemon=True).start()
-    kind: type[Result] | type[Error]
+    watch = threading.Thread(target=_watch_launcher, args=(connection, done), name="launcher", daemon=True)
+    watch.start()
+    said: Result | Error
     try:
-        result = io.BytesIO()
-        write(call(io.BytesIO(function)), result)
-        kind, content = Result, result.getvalue()
-    except Failure as failure:
-        kind, content = Error, say(failure).encode(errors="replace")
+        content = _call(function)
+        said = Result(get_env_rank_and_size()[0], len(content))
+    except _Failure as failure:
+        content = _say(failure).encode(errors="replace")
+        said = Error(len(content))
     done.set()
-    connection.send(kind(len(content)), content)
-    sys.exit(kind is Error)
+    connection.send(said, content)
+    watch.join()                # the launcher closes the connection when it has received everything
+    sys.exit(isinstance(said, Error))
 
 
 if __name__ == "__main__":

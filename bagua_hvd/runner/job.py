@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bagua_hvd.job import reporting
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util import hosts
 from bagua_hvd.runner.output import LineForwarder
@@ -23,7 +24,6 @@ class WorkerFailed(RuntimeError):
     Attributes:
         rank; exit_code: 128 + n if signal n ended it. process: its name among all processes of the job: the rank, or
             in elastic jobs its number.
-        because_of: the process that made it fail, directly or through others, ended or not; itself if none did.
 
     Args:
         details: text after the sentence. process: None: the rank.
@@ -36,7 +36,7 @@ class WorkerFailed(RuntimeError):
             + _signal_note(exit_code) + details)
         self.rank = rank
         self.exit_code = exit_code
-        self.process = self.because_of = rank if process is None else process
+        self.process = rank if process is None else process
 
 
 def first_cause(first, because_of):
@@ -100,6 +100,11 @@ def _is_own(address):
         return re.search(rf"\|-- {re.escape(str(address))}\n(\s*/\d+ .*\n)*?\s*/32 host LOCAL", routes) is not None
     except OSError:
         return False
+
+
+def bind_address(hosts):
+    """The address at which the launcher of a job on these hosts listens: loopback, or every interface."""
+    return "127.0.0.1" if all(map(is_local, hosts)) else EVERY_INTERFACE
 
 
 def plan(num_proc, hosts_string=None):

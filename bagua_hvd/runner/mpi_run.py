@@ -3,24 +3,20 @@
 The ranks then find each other by themselves, see engines/. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
 (also Intel MPI) differ; `mpirun --version` says which one is in PATH.
 
-run() sends its function through a server: MPI cannot send one to processes that need not call MPI, and hosts need not
-share a folder. So the ranks connect to this process, and send back the function's results; see function_server.py.
+run() sends its function through a FunctionServer: MPI cannot send one to processes that need not call MPI.
 """
-import base64
 import shlex
 import shutil
 import subprocess
 import time
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.job.env import PLACE
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.function_server import TASK, FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
 from bagua_hvd.runner.output import LineForwarder
-from bagua_hvd.runner.run_files import with_report
 from bagua_hvd.runner.ssh.connection import flags, forwarded
 from bagua_hvd.runner.ssh.network import own_addresses
 from bagua_hvd.runner.supervisor import Supervisor, Task
@@ -33,7 +29,7 @@ _MPIRUN_SECONDS = 2
 # Time for messages of ended ranks to arrive.
 _ARRIVAL_SECONDS = 5
 # Variables of the job that the caller itself is a rank of.
-_OURS = {*PLACE, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC"}
+_OURS = {*PLACE, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC", DRIVER, WORKER}
 
 
 def _mpirun(env):
@@ -113,41 +109,36 @@ def _hydra(args, hosts, env):
     return [*start, "-genvlist", ",".join(sorted(forwarded(env)))]
 
 
-def run_by_mpirun(args, hosts, env, python, function, console):
-    """Runs the function on args.num_proc ranks; returns their results in rank order.
+def run_by_mpirun(args, hosts, env, python, server, console):
+    """Runs a function on args.num_proc ranks.
 
     Args:
         args: as for command(), without the command. hosts: `h1:2,h2:2`; None: this host.
         env: the launcher's environment, including variables set by the arguments. python: of the ranks.
-        function: the bytes of run_task.FUNCTION. console: Console.
+        server: the function's FunctionServer. console: Console.
     Raises:
-        As run().
+        As run_static(); ValueError, FileNotFoundError: see command().
     """
     hosts = hosts or f"localhost:{args.num_proc}"
-    slots = plan(args.num_proc, hosts)
-    here = all(is_local(slot.hostname) for slot in slots)
-    secret_key = make_secret_key()
+    here = all(is_local(slot.hostname) for slot in plan(args.num_proc, hosts))
     survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
-    env = {**environment(env), HOROVOD_SECRET_KEY: secret_key.decode()}
-    with FunctionServer(base64.b64decode(secret_key), function, "127.0.0.1" if here else EVERY_INTERFACE) as server:
-        addresses = ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)]
-        args.command = [python, "-m", TASK, f"{','.join(addresses)}:{server.port}"]
-        mpirun = command(args, hosts, env)
-        # mpirun already prefixes lines with their rank.
-        stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
-        outcome = Supervisor(console, lambda: server.failed_for(survivors), report_failures=False).run(
-            [Task("mpirun", mpirun, env, stdout, stderr)])
-        if outcome.signum is not None:
-            raise Interrupted(outcome.signum)
-        end = time.monotonic() + _ARRIVAL_SECONDS
-        while server.unfinished and time.monotonic() < end:
-            time.sleep(0.01)
+    env = {**environment(env), HOROVOD_SECRET_KEY: server.secret_key.decode()}
+    args.command = server.command(
+        python, ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)])
+    # mpirun already prefixes lines with their rank.
+    stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
+    outcome = Supervisor(console, lambda: server.failed_for(survivors), report_failures=False).run(
+        [Task("mpirun", command(args, hosts, env), env, stdout, stderr)])
+    if outcome.signum is not None:
+        raise Interrupted(outcome.signum)
+    end = time.monotonic() + _ARRIVAL_SECONDS
+    while server.unfinished and time.monotonic() < end:
+        time.sleep(0.01)
     exit_code = outcome.exit_codes["mpirun"]
     if server.failures:
         rank, text = server.failures[0]
-        raise with_report(rank, 1, text) if text is not None else WorkerFailed(
+        raise WorkerFailed(rank, 1) if text is not None else WorkerFailed(
             rank, exit_code, ". That is mpirun's exit code; the process ended before the function returned, without an "
             "error message")
     if exit_code != 0:
         raise RuntimeError(f"mpirun ended with exit code {exit_code}: its output says why")
-    return [server.result(rank) for rank in range(args.num_proc)]

@@ -9,7 +9,6 @@ notice, for instance by SIGKILL, the pipe closes, and the guard kills all proces
 death signal of exec_worker.py does not reach: the workers' children. It runs this file without the package.
 """
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py
 MARK = "BAGUA_HVD_JOB"
 _MARK = b"mark "
 _DONE = b"done\n"
-_FOLDER = b"folder "
 _POLL_SECONDS = 0.02
 _FOR_THE_LOADER = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
@@ -177,7 +175,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher, then kills its sessions and removes its folders, unless close() is called before.
+    """Outlives the launcher, then kills its sessions, unless close() is called before.
 
     Args:
         mark: processes with this mark are killed, too.
@@ -198,10 +196,6 @@ class Guard:
         """From now on this session is killed when the launcher ends."""
         self._tell(b"%d\n" % session)
 
-    def watch_folder(self, folder):
-        """From now on this folder is removed when the launcher has ended, after the sessions."""
-        self._tell(_FOLDER + os.fsencode(folder) + b"\n")
-
     def _tell(self, line):
         with suppress(BrokenPipeError):     # the guard was killed; the death signal remains
             self._stdin.write(line)
@@ -214,19 +208,15 @@ class Guard:
 
 
 def _guard():
-    sessions, folders, mark = set(), [], None
+    sessions, mark = set(), None
     for line in sys.stdin.buffer:
         if line == _DONE:
             return
-        if line.startswith(_FOLDER):
-            folders.append(line[len(_FOLDER):-1])
-        elif line.startswith(_MARK):
+        if line.startswith(_MARK):
             mark = line[len(_MARK):-1].decode()
         else:
             sessions.add(int(line))
     kill_sessions(sessions, mark)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`run`: calls a Python function on every rank of a job, and returns the results in a list.
 
-cloudpickle sends the function through a private temporary folder, and the results return the same way; see
-run_files.py, and run_task.py, which the ranks execute. For everything else it uses run_static or run_elastic, like
-baguarun. For ranks that mpirun starts: mpi_run.py.
+The ranks fetch the function from this process, and send back the results: see function_server.py, and
+function_task.py, which the ranks execute. For everything else it uses run_static or run_elastic, like baguarun, or
+mpirun: mpi_run.py.
 """
 import argparse
 import io
@@ -11,26 +11,31 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from bagua_hvd.core.util import deprecated
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.probe import interface_names
-from bagua_hvd.runner import run_task
+from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
 from bagua_hvd.runner.flags import TABLE
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, as_horovod_environment, plan
+from bagua_hvd.runner.function_server import FunctionServer, pickled
+from bagua_hvd.runner.job import (
+    Interrupted,
+    OutputOptions,
+    WorkerFailed,
+    as_horovod_environment,
+    bind_address,
+    plan,
+)
 from bagua_hvd.runner.mpi_run import run_by_mpirun
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
-from bagua_hvd.runner.run_files import Files, write_function
 from bagua_hvd.runner.static import host_options, run_static
-
-_TASK = "bagua_hvd.runner.run_task"
 
 
 class _HorovodArgs(argparse.Namespace):
@@ -105,40 +110,37 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         min_num_proc = num_proc if min_num_proc is None else min_num_proc
         discovery, settings = plan_elastic(env, max(num_proc, min_num_proc), min_num_proc, max_num_proc,
                                            host_discovery_script, slots, hosts, reset_limit)
-        ranks = range(min_num_proc)
+        ranks, bound = range(min_num_proc), EVERY_INTERFACE
     else:
         rank_plan = plan(num_proc, hosts)
-        ranks = range(num_proc)
+        ranks, bound = range(num_proc), bind_address(slot.hostname for slot in rank_plan)
     nics = interface_names(network_interface, network_interfaces)
     options = host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
     output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
-    with tempfile.TemporaryDirectory(prefix="bagua_hvd.run.") as folder:    # mode 0700
-        with open(os.path.join(folder, run_task.FUNCTION), "wb") as file:
-            write_function(file, python, func, tuple(args), dict(kwargs or {}))
-        files = Files(folder)
-        size = None if elastic else num_proc
+    function = pickled(python, func, tuple(args), dict(kwargs or {}))
+    with FunctionServer(make_secret_key(), function, bound) as server:
         try:
             with _console() as console:
                 if use_mpi:
                     flags = _HorovodArgs(num_proc=num_proc, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
                                          output_filename=output.directory, mpi_args=mpi_args, nics=nics)
-                    return run_by_mpirun(flags, hosts, env, python, files.function, console)
-                command = [python, "-m", _TASK, folder]
-                if elastic:
-                    run_elastic(command, discovery, settings, env, output, options, cooldown_range, console, files)
+                    run_by_mpirun(flags, hosts, env, python, server, console)
+                elif elastic:
+                    run_elastic(server.command(python), discovery, settings, env, output, options, cooldown_range,
+                                console, server)
                 else:
-                    run_static(command, rank_plan, env, output, options, bool(verbose), console, files)
+                    run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console, server)
         except WorkerFailed as error:
-            raise files.explained(error, size) from None
+            raise server.explained(error, elastic) from None
         except Interrupted as error:
             interrupted = error
         except RuntimeError as error:
             if isinstance(error.__cause__, WorkerFailed):
-                raise error from files.explained(error.__cause__, size)
+                raise error from server.explained(error.__cause__, elastic)
             raise
         else:
-            return [files.result(rank) for rank in ranks]
+            return [server.result(rank) for rank in ranks]
     _pass_on(interrupted)
 
 
@@ -188,7 +190,6 @@ def _environment(start_timeout, cooldown_range, reset_limit):
     args = _HorovodArgs(start_timeout=start_timeout, cooldown_range=cooldown_range, reset_limit=reset_limit)
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
-    env.pop(run_task.FOLDER_VARIABLE, None)     # of an outer run()
     # The function may use `import horovod.torch`, like its caller.
     return as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
 

@@ -57,7 +57,7 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     return HostOptions(SshOptions(ssh_port, identity_file, timeout, silence_seconds(env)), nics)
 
 
-def run_static(command, slots, env, output, options, verbose=False, console=None, files=None, dashboard=False):
+def run_static(command, slots, env, output, options, verbose=False, console=None, server=None, dashboard=False):
     """Runs the command once for every slot and returns when all ranks have ended with 0.
 
     Args:
@@ -66,9 +66,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
         env: the launcher's environment, including variables set by its flags.
         output: OutputOptions. options: HostOptions.
         console: Console; None: descriptors 1 and 2.
-        files: object whose send(RemoteHost) is called for each other host before ranks are started there, and
-            receive(RemoteHost, [(rank, process), ...]) after they end, successfully or not (WorkerFailed.process);
-            None: no files are sent to other hosts. See run_files.Files.
+        server: the FunctionServer that the command connects to; None: it does not.
         dashboard: whether to show a live table below the ranks' output, on stdout.
     Raises:
         WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
@@ -82,7 +80,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
     names = list(dict.fromkeys(slot.hostname for slot in slots))
     local = [name for name in names if is_local(name)]
     remote = [name for name in names if name not in local]
-    secret_key = make_secret_key()
+    secret_key = server.secret_key if server else make_secret_key()
     survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     with ExitStack() as stack:
         table = None
@@ -101,8 +99,6 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
             addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
                                   for name, place in places.items())
             console.say(f"baguarun: rendezvous at {addresses}; command: {shlex.join(command)}")
-        for host in hosts if files else ():
-            files.send(host)
         tasks = []
         for slot in slots:
             place = places[slot.hostname]
@@ -121,23 +117,12 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
         failed = None
         if outcome.failed is not None:
             failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], reports.circumstances(outcome))
-            failed.because_of = reports.cause([outcome.failed, *(slot.rank for slot in slots)])
-        if not files and failed is not None:
-            reports.repeat_traceback(console, failed)
-        for host in hosts if files else ():
-            _receive(files, host, slots, outcome)
+            if not server:
+                reports.repeat_traceback(console, failed)
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
     if failed is not None:
         raise failed
-
-
-def _receive(files, host, slots, outcome):
-    try:
-        files.receive(host, [(slot.rank, slot.rank) for slot in slots if slot.hostname == host.name])
-    except ConnectionError as error:
-        if outcome.failed is None and outcome.signum is None:   # else that failure is reported
-            raise RuntimeError(f"results are lost: {error}") from None
 
 
 def describe(slot):

@@ -6,7 +6,6 @@ failure to the server, the other ranks have a grace period to end by themselves,
 ranks are killed.
 """
 import base64
-import io
 import os
 import re
 import sys
@@ -26,10 +25,9 @@ from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util.timeout import TimeoutException
-from bagua_hvd.runner.function_server import FunctionServer
+from bagua_hvd.runner.function_server import FunctionServer, pickled
 from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
-from bagua_hvd.runner.run_files import with_report, write_function
 from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
 
 _POLL_SECONDS = 0.1
@@ -75,7 +73,6 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
         raise ValueError(f"num_proc={num_proc}: give 1 or more")
     start_timeout = start_timeout or variables.read("HOROVOD_SPARK_START_TIMEOUT")
     secret_key = make_secret_key()
-    secret = base64.b64decode(secret_key)
     local = context.master == "local" or context.master.startswith("local[")
     bound, address = ("127.0.0.1",) * 2 if local else (
         EVERY_INTERFACE, context.getConf().get("spark.driver.host").strip("[]"))
@@ -83,10 +80,9 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
     if sys.modules.get("horovod") is sys.modules["bagua_hvd"]:
         env = as_horovod_environment(env)
     console = Console(TextStream(stdout or sys.stdout), TextStream(stderr or sys.stderr))
-    function = io.BytesIO()
-    write_function(function, None, fn, tuple(args), dict(kwargs))
-    with Rendezvous(secret, bound) as rendezvous, ExitStack() as stack:
-        server = _SparkFunctionServer(secret, function.getvalue(), bound, console, prefix_output_with_timestamp,
+    function = pickled(None, fn, tuple(args), dict(kwargs))
+    with Rendezvous(base64.b64decode(secret_key), bound) as rendezvous, ExitStack() as stack:
+        server = _SparkFunctionServer(secret_key, function, bound, console, prefix_output_with_timestamp,
                                       rendezvous.rank_ended)
         job = Job(address, server.port, rendezvous.port, secret_key, env, tuple(map(os.path.abspath, sys.path)),
                   executable, ",".join(interface_names(nics) or ()))
@@ -96,9 +92,7 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any]
         stage.wait(server, start_timeout, stderr or sys.stderr)
     if server.failures:
         rank = server.failures[0][0]
-        text = next((text for other, text in server.failures if other == rank and text is not None), None)
-        exit_code = server.exit_codes.get(rank, 1)
-        raise with_report(rank, exit_code, text) if text is not None else WorkerFailed(rank, exit_code)
+        raise server.explained(WorkerFailed(rank, server.exit_codes.get(rank, 1)), own=True)
     return [server.result(rank) for rank in range(num_proc)]
 
 
@@ -121,7 +115,7 @@ class _SparkFunctionServer(FunctionServer):
         heard: time of the last output.
     """
 
-    def __init__(self, secret, function, host, console, timestamp, rank_ended):
+    def __init__(self, secret_key, function, host, console, timestamp, rank_ended):
         self.exit_codes = {}
         self.begun = set()
         self._console = console
@@ -131,7 +125,7 @@ class _SparkFunctionServer(FunctionServer):
         self._ending = False
         self.printing = 0
         self.heard = 0.0
-        super().__init__(secret, function, host)
+        super().__init__(secret_key, function, host)
 
     opening_messages = (Hello, Task, Output)
 

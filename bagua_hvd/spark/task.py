@@ -18,7 +18,6 @@ from typing import Any
 from bagua_hvd.job import channel
 from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.runner.common.util.hosts import slots_on
-from bagua_hvd.runner.function_server import TASK
 from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
@@ -118,7 +117,7 @@ def _run(job, rank, env):
     if task.receive(Begin) is None:
         raise RuntimeError("the driver has ended the job; Spark may have lost an executor, with ranks on it")
     stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
-    command = [job.executable or sys.executable, "-m", TASK, f"{job.address}:{job.server_port}"]
+    command = [job.executable or sys.executable, "-m", "bagua_hvd.runner.function_task", f":{job.server_port}"]
     try:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
                                    stderr=stderr.fileno(), start_new_session=True)

@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 import warnings
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,15 +20,13 @@ import pytest
 import bagua_hvd
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.runner import launch
-from bagua_hvd.runner.run_files import Files
 from bagua_hvd.runner.run_function import _HorovodArgs
-from bagua_hvd.runner.ssh import frames
 from launcher import MARK, ROOT, processes_of, wait_until
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch, tmp_path):
-    """In every test no process, temporary folder or signal handler is left behind. The value: the temporary folder."""
+    """In every test no process, temporary folder or signal handler is left behind."""
     mark, folder = uuid.uuid4().hex, tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv(MARK, mark)
@@ -39,7 +36,7 @@ def nothing_left(monkeypatch, tmp_path):
     children = set(psutil.Process().children())
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
     handlers = [signal.getsignal(n) for n in numbers]
-    yield folder
+    yield
     left = processes_of(mark)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
@@ -136,17 +133,6 @@ def test_two_jobs_at_once():
     assert results == {1: [(1, 0)], 2: [(2, 0), (2, 1)]}
 
 
-def test_only_the_user_can_read_what_travels(nothing_left):
-    def modes(folder):
-        return [oct(os.stat(os.path.join(folder, name)).st_mode & 0o777) for name in os.listdir(folder)]
-
-    umask = os.umask(0)
-    try:
-        assert bagua_hvd.run(modes, (str(nothing_left),), num_proc=2) == [["0o700"]] * 2
-    finally:
-        os.umask(umask)
-
-
 # ---- output -----------------------------------------------------------------------------------------------------
 
 def speak():
@@ -214,7 +200,7 @@ def test_an_exception_in_the_function(capfd):
     text = str(caught.value)
     assert "Process name: 1, Exit code: 1" in text
     assert "Rank 1: User function raise error: ZeroDivisionError: division by zero\nTraceback " in text
-    assert "the_culprit" in text and "run_task.py" not in text
+    assert "the_culprit" in text and "function_task.py" not in text
     err = capfd.readouterr().err
     assert "[1]<stderr>:User function raise error: ZeroDivisionError: division by zero\n[1]<stderr>:Traceback " in err
 
@@ -245,41 +231,6 @@ def fake_hosts(fake_ssh, monkeypatch):
     monkeypatch.delenv("BAGUA_HVD_GRACE_SECONDS", raising=False)
 
 
-def test_clocks_of_two_hosts_are_not_compared(tmp_path, fake_hosts):
-    def function():
-        first = tmp_path / "first"
-        if os.environ["HOROVOD_RANK"] == "0":
-            first.with_suffix(".part").write_text(str(os.getpid()))
-            first.with_suffix(".part").rename(first)
-            raise ValueError("cause")
-        while not first.exists():
-            time.sleep(0.01)
-        with contextlib.suppress(FileNotFoundError):
-            while Path("/proc", first.read_text(), "cmdline").read_bytes():
-                time.sleep(0.01)
-        time.time_ns = lambda: 0        # a clock that is behind
-        raise ValueError("consequence")
-
-    with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 1(?s:.*)ValueError: cause"):
-        bagua_hvd.run(function, num_proc=2, hosts="far1:1,far2:1")
-
-
-def test_functions_and_results_are_larger_than_a_frame(fake_hosts, monkeypatch):
-    monkeypatch.setattr(frames, "_PAYLOAD_MAX_NBYTES", 17 << 20)
-    sent = os.urandom(18 << 20)
-    assert bagua_hvd.run(lambda given: given + given[:1], (sent,), hosts="far1:1") == [sent + sent[:1]]
-
-
-def test_a_host_that_is_lost_with_its_results(fake_hosts, monkeypatch):
-    def receive(files, host, processes, receive=Files.receive):
-        host._ssh.signal(signal.SIGKILL)
-        receive(files, host, processes)
-
-    monkeypatch.setattr(Files, "receive", receive)
-    with pytest.raises(RuntimeError, match="results are lost: the connection to host far1 was lost"):
-        bagua_hvd.run(os.getpid, hosts="far1:1")
-
-
 def test_the_cause_on_another_host_is_named_though_it_does_not_end(tmp_path, fake_hosts, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setenv("BAGUA_HVD_GRACE_SECONDS", "1")
@@ -296,7 +247,6 @@ def test_the_cause_on_another_host_is_named_though_it_does_not_end(tmp_path, fak
         if hvd.rank() == 1:
             raise ValueError("cause")
         atexit.unregister(time.sleep)
-        time.time_ns = lambda: 0
         hvd.allreduce(torch.ones(3))
 
     with pytest.raises(RuntimeError, match="Process name: 1, Exit code: 1(?s:.*)ValueError: cause"):
@@ -351,7 +301,7 @@ def test_a_killed_rank():
 
 
 def test_a_result_that_cannot_be_pickled():
-    with pytest.raises(RuntimeError, match="Rank 1: the result cannot be pickled and stored: TypeError: .*lock"):
+    with pytest.raises(RuntimeError, match="Rank 1: the result cannot be pickled: TypeError: .*lock"):
         bagua_hvd.run(on_rank(1, lambda: threading.Lock()), num_proc=2)
 
 
@@ -571,13 +521,9 @@ except BrokenPipeError:
     assert popen.wait(60) == 9
 
 
-def test_ranks_die_with_a_killed_caller(python, nothing_left):
+def test_ranks_die_with_a_killed_caller(python):
     popen = python(WAIT + "bagua_hvd.run(function, num_proc=2)")
     up(popen)
     popen.kill()
     popen.wait()
     wait_until(lambda: not processes_of(os.environ[MARK]))
-    for folder in nothing_left.iterdir():       # killed processes cannot clean up
-        for file in folder.iterdir():
-            file.unlink()
-        folder.rmdir()

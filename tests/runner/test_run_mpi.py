@@ -1,5 +1,4 @@
 """bagua_hvd.run(use_mpi=True): functions on ranks that a real mpirun starts, for both MPI families."""
-import base64
 import contextlib
 import os
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 import bagua_hvd
 from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.runner.function_server import TASK, FunctionServer
+from bagua_hvd.runner.function_server import FunctionServer
 from engines import BIN, open_mpi
 from launcher import MARK, ROOT, processes_of, wait_until
 
@@ -101,7 +100,7 @@ def test_an_exception_has_the_workers_traceback(engine):
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
     text = str(caught.value)
     assert "Process name: 1, Exit code: 1\n\nRank 1: User function raise error: KeyError: 'mine'\nTraceback" in text
-    assert "in the_culprit" in text and "run_task.py" not in text
+    assert "in the_culprit" in text and "function_task.py" not in text
 
 
 @pytest.mark.parametrize("engine", ["mpich"], indirect=True)     # Open MPI's mpirun ends the job itself
@@ -217,8 +216,8 @@ class _HangsUp(FunctionServer):
 
 def test_a_launcher_that_hangs_up_is_one_sentence():
     secret = make_secret_key()
-    with _HangsUp(base64.b64decode(secret), b"", "127.0.0.1") as server:
-        done = subprocess.run([sys.executable, "-m", TASK, f"127.0.0.1:{server.port}"], capture_output=True, text=True,
-                              timeout=60, env={**os.environ, "_HOROVOD_SECRET_KEY": secret.decode(),
-                                               "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"})
+    with _HangsUp(secret, b"", "127.0.0.1") as server:
+        done = subprocess.run(server.command(sys.executable, ["127.0.0.1"]), capture_output=True, text=True, timeout=60,
+                              env={**os.environ, "_HOROVOD_SECRET_KEY": secret.decode(), "HOROVOD_RANK": "0",
+                                   "HOROVOD_SIZE": "1"})
     assert (done.returncode, done.stderr) == (1, "bagua_hvd.run: the launcher of the job closed the connection\n")

@@ -17,11 +17,11 @@ def run(ssh_hosts, monkeypatch, tmp_path):
 
 
 def place():
-    return int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"], "BAGUA_HVD_RUN_FOLDER" in os.environ
+    return int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
 
 
 def test_results_are_in_the_order_of_the_ranks(run):
-    expected = [(0, "far1", False), (1, "localhost", False), (2, "far2", False), (3, "far2", False)]
+    expected = [(0, "far1"), (1, "localhost"), (2, "far2"), (3, "far2")]
     assert run(place, num_proc=4, hosts="far1:1,localhost:1,far2:2") == expected
 
 
@@ -45,12 +45,6 @@ def test_an_exception_has_the_workers_traceback(run):
 def test_a_rank_that_ends_without_a_result(run):
     with pytest.raises(RuntimeError, match="Process name: 0, Exit code: 0: the process ended before"):
         run(lambda: os._exit(0), hosts="far1:1")
-
-
-def test_no_folder_is_left(run, ssh_hosts):
-    folder = str(ssh_hosts.server.temporary)
-    assert all(run(lambda: os.listdir(folder), hosts="far1:1,far2:1", num_proc=2))      # a file exists during the run
-    assert os.listdir(folder) == []
 
 
 def test_an_identity_file_that_is_not_there(run):

@@ -277,14 +277,6 @@ def test_no_file_is_left(launcher, ssh_hosts):
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "bagua" in name or "bhvd" in name}
 
 
-def test_an_agent_without_a_folder_has_no_file():
-    # The folder could not be created when the function was copied, for example because the disk was full.
-    done = subprocess.run([sys.executable, "-c", "from bagua_hvd.runner.ssh import agent; agent.main()"],
-                          input=pack(Kind.GET, 7, "result.0") + pack(Kind.FINISH), capture_output=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert Reader(after_magic=True).feed(done.stdout) == [(Kind.CONTENT, 7, b"")]
-
-
 # A signal for a process that has already ended.
 LATE_SIGNAL = """
 import os

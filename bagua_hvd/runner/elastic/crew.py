@@ -49,13 +49,12 @@ class Crew:
         secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
             when a process has ended.
-        files: see run_elastic.
     Attributes:
         reports: Reports of the workers, by number.
     """
 
     def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
-                 dashboard=None, files=None):
+                 dashboard=None):
         self._command = command
         self._env = env
         self._output = output
@@ -68,7 +67,6 @@ class Crew:
         self._on_end = on_end
         self._dashboard = dashboard
         self.reports = Reports(dashboard)
-        self._files = files
         self._lock = threading.Lock()
         self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
         self._written = set()   # paths of output files
@@ -91,24 +89,11 @@ class Crew:
             else:
                 self._on_end(number, LOST, str(error) or type(error).__name__, None)
             return
-        # Read now: the host may be lost and reconnected before the process is known to have ended.
-        remote = self._reach.remote(host)
         worker.wait()
         if worker.error is not None and worker.error.errno in _SHORTAGES:
             self._on_end(number, None, worker.error, None)
             return
-        self._on_end(number, *self._take_files(number, worker, remote), self.reports.because_of.get(number))
-
-    def _take_files(self, number, worker, remote):
-        """Copies the files that an ended worker left on its host; returns (exit code, note)."""
-        if self._files is not None and remote is not None and not self._workers.stopping:
-            rank = self._running[number][1][0].rank
-            try:
-                self._files.receive(remote, [(rank, number)])
-            except OSError as error:
-                if worker.exit_code == 0:
-                    return LOST, f"its result is lost: {error}"
-        return worker.exit_code, worker.note
+        self._on_end(number, worker.exit_code, worker.note, self.reports.because_of.get(number))
 
     def _begin(self, number, host, slot, place):
         env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,

@@ -15,14 +15,12 @@ class Reach:
     Args:
         ssh: SshSpawner. options: HostOptions.
         call: function that makes the supervisor's loop call a function, and returns a Future.
-        on_connected: called with each RemoteHost before processes are started there; or None.
     """
 
-    def __init__(self, ssh, options, call, on_connected=None):
+    def __init__(self, ssh, options, call):
         self._ssh = ssh
         self._options = options
         self._call = call
-        self._on_connected = on_connected
         self._lock = threading.Lock()
         self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # running attempts
         self._remotes = {}          # name -> RemoteHost
@@ -73,8 +71,6 @@ class Reach:
         if not remote.wait_ready(timeout):
             raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
         self._join(remote, self._options.ssh.timeout_seconds)
-        if self._on_connected is not None:
-            self._on_connected(remote)
         self._remotes[remote.name] = remote
 
     def _join(self, remote, timeout):
@@ -96,10 +92,6 @@ class Reach:
                     if not error.hosts <= {other.name for other in others}:
                         raise
                     silent |= error.hosts
-
-    def remote(self, host):
-        """The RemoteHost of the last successful find(); None: the host is this one."""
-        return None if is_local(host) else self._remotes[host]
 
     def interface(self, host, hosts):
         """The interface by which the workers of `host` connect to those of `hosts`. Never blocks.

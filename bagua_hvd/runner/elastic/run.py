@@ -18,7 +18,7 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, 
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local
+from bagua_hvd.runner.job import Interrupted, WorkerFailed, bind_address, is_local
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
@@ -97,7 +97,7 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
     return FixedHosts(hosts), settings
 
 
-def run_elastic(command, discovery, settings, env, output, options, cooldown_range=None, console=None, files=None,
+def run_elastic(command, discovery, settings, env, output, options, cooldown_range=None, console=None, server=None,
                 dashboard=False):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
@@ -105,8 +105,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
         command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
         env: the launcher's environment, including variables set by its flags.
         output: OutputOptions. options: HostOptions. cooldown_range: see HostManager.
-        console, dashboard: as in run_static.
-        files: as there; receive() is called for each worker that has ended, with its rank and number.
+        console, server, dashboard: as in run_static.
     Raises:
         WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
             job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery
@@ -120,11 +119,11 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
     hosts = HostManager(discovery, cooldown_range)
     # Before there is anything to clean up: a discovery that fails at once is the user's mistake.
     first = discovery.find_available_hosts_and_slots()
-    secret_key = make_secret_key()
+    secret_key = server.secret_key if server else make_secret_key()
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
     # Other hosts may join; every connection is authenticated with the job's secret.
-    address = "127.0.0.1" if settings.hosts_are_fixed and all(map(is_local, first)) else EVERY_INTERFACE
+    address = bind_address(first) if settings.hosts_are_fixed else EVERY_INTERFACE
     with ExitStack() as stack:
         table = stack.enter_context(Dashboard()) if dashboard else None
         if table:
@@ -136,9 +135,9 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
         workers = Workers(console, spawner, survivors_seconds=survivors)
         ssh.say = lambda text: workers.say(f"baguarun: {text}")
-        reach = Reach(ssh, options, workers.call, files.send if files else None)
+        reach = Reach(ssh, options, workers.call)
         crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
-                    lambda number, *how: events.put(("ended", number, how)), table, files)
+                    lambda number, *how: events.put(("ended", number, how)), table)
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
         stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
@@ -146,7 +145,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
             _, outcome = workers.run(lambda: drive(driver, events, lambda: workers.stopping))
         except RuntimeError as error:
             failed = error if isinstance(error, WorkerFailed) else error.__cause__
-            if isinstance(failed, WorkerFailed) and not files:
+            if isinstance(failed, WorkerFailed) and not server:
                 crew.reports.repeat_traceback(console, failed)
             raise
     if outcome.signum is not None:

@@ -6,20 +6,16 @@ is killed, its processes are killed, too: see processes.Guard. Needs only Python
 """
 import json
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from contextlib import suppress
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
 from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.output import Console, Descriptor
-from bagua_hvd.runner.processes import Guard
-from bagua_hvd.runner.ssh.frames import MAGIC, PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
 _FIRST_SECONDS = 30.0        # until the launcher has announced how long it may be silent
@@ -82,9 +78,6 @@ class Agent:
         self._processes = {}        # number -> process, ended or not: signals also go to its descendants
         self._environment = {}
         self._requests = probe.Requests()
-        self._folder: str | None = None
-        self._folder_guard: Guard | None = None
-        self._not_stored = None     # the OSError of the first file that could not be stored
 
     def run(self):
         """Returns once the launcher has sent FINISH or is gone, and nothing runs any more."""
@@ -93,10 +86,6 @@ class Agent:
             self._supervisor.run([])
         finally:
             self._requests.close()
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            if self._folder_guard is not None:
-                self._folder_guard.close()
 
     # ---- incoming frames ----------------------------------------------------------------------------------------
 
@@ -132,8 +121,7 @@ class Agent:
         self._pump()
         while self._frames:
             kind, number, payload = self._frames.pop(0)
-            handler = getattr(self, f"_on_{kind.name.lower()}")
-            handler(number, payload if kind == Kind.PUT else json.loads(payload))
+            getattr(self, f"_on_{kind.name.lower()}")(number, json.loads(payload))
 
     def _send(self, kind, number=0, payload=None):
         try:
@@ -164,8 +152,6 @@ class Agent:
                        if value is not None}
         stdout, stderr = (_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR))
         try:
-            if self._not_stored is not None:
-                raise self._not_stored
             process = self._supervisor.start(Task(number, task.command, environment, stdout, stderr))
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
@@ -208,29 +194,6 @@ class Agent:
             self._supervisor.call_soon(lambda: self._send(kind, number, answer))
 
         threading.Thread(target=work, name=name, daemon=True).start()
-
-    # ---- files --------------------------------------------------------------------------------------------------
-
-    def _on_put(self, number, payload):
-        name, _, piece = payload.partition(b"\0")
-        try:
-            if self._folder is None:
-                self._folder = tempfile.mkdtemp(prefix="bagua_hvd.run.")        # mode 0700
-                guard = self._folder_guard = Guard()
-                guard.watch_folder(self._folder)
-                self._environment["BAGUA_HVD_RUN_FOLDER"] = self._folder
-            with open(os.path.join(self._folder, os.path.basename(name.decode())), "ab") as file:
-                file.write(piece)
-        except OSError as error:
-            self._not_stored = self._not_stored or error
-
-    def _on_get(self, number, name):
-        with suppress(OSError):
-            if self._folder is not None:
-                with open(os.path.join(self._folder, os.path.basename(name)), "rb") as file:
-                    while piece := file.read(PIECE_NBYTES):
-                        self._send(Kind.CONTENT, number, piece)
-        self._send(Kind.CONTENT, number, b"")
 
 
 def main():

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.processes import Process
-from bagua_hvd.runner.ssh.frames import PIECE_NBYTES, Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
 
 LOST = 255      # exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
@@ -185,7 +184,6 @@ class RemoteHost:
         self._environment = forwarded(environment)
         self._processes = {}
         self._requests = {}
-        self._contents = defaultdict(bytearray)     # request -> content of a file received so far
         self._lock = threading.Lock()
         self._count = 0
         self._stderr = b""          # stderr output of ssh and the agent
@@ -249,24 +247,12 @@ class RemoteHost:
         """A Future of the result of the agent's function. Its exceptions: ConnectionError: the host was lost;
         RuntimeError: the function failed there.
         """
-        return self._ask(Kind.REQUEST, [function, arguments])
-
-    def put(self, name, content):
-        """Stores a file in a folder of the job on the host: BAGUA_HVD_RUN_FOLDER of processes started later."""
-        for begin in range(0, len(content), PIECE_NBYTES):
-            self.send(Kind.PUT, 0, name.encode() + b"\0" + content[begin:begin + PIECE_NBYTES])
-
-    def get(self, name):
-        """A Future of the bytes of such a file; None: it does not exist or is empty."""
-        return self._ask(Kind.GET, name)
-
-    def _ask(self, kind, payload):
         future: Future[Any] = Future()
         with self._lock:
             self._count += 1
             number = self._count
             self._requests[number] = future
-        self.send(kind, number, payload)
+        self.send(Kind.REQUEST, number, [function, arguments])
         if self.error is not None:
             self._fail_requests()
         return future
@@ -337,11 +323,6 @@ class RemoteHost:
         elif kind == Kind.SAY:
             said = payload.decode(errors="replace").rstrip("\n").removeprefix("baguarun: ")
             self._say(f"host {self.name}: {said}")
-        elif kind == Kind.CONTENT:
-            if payload:
-                self._contents[number] += payload
-            else:
-                self._requests.pop(number).set_result(self._contents.pop(number, None))
         elif kind == Kind.ANSWER:
             self._requests.pop(number).set_result(json.loads(payload))
         elif kind == Kind.REFUSAL:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, is_dataclass
 MAGIC = b"\0bagua_hvd agent 1\n"
 _HEAD = struct.Struct("!BII")
 _PAYLOAD_MAX_NBYTES = 1 << 30
-PIECE_NBYTES = 1 << 24      # of a file, in one frame
 
 
 class Kind(enum.IntEnum):
@@ -24,16 +23,13 @@ class Kind(enum.IntEnum):
     FINISH = 5          # launcher: end when no process runs any more
     PING = 6            # launcher: it lives
     REQUEST = 7         # launcher, request; [function's name, arguments]
-    PUT = 8             # launcher; bytes: name, zero byte, the next piece of a file
-    GET = 9             # launcher, request; name of a file
     READY = 32          # agent, answers BEGIN; Ready
     STDOUT = 33         # agent, process; bytes, none: closed
     STDERR = 34         # agent, process; as STDOUT
     EXIT = 35           # agent, process; exit code
     SAY = 36            # agent; bytes for the launcher's stderr
     ANSWER = 37         # agent, request; result of the function
-    CONTENT = 38        # agent, request; bytes: the next piece of the file; none: end of file
-    REFUSAL = 39        # agent, request; why there is no result
+    REFUSAL = 38        # agent, request; why there is no result
 
 
 @dataclass(frozen=True)
