@@ -8,7 +8,6 @@
     job.py           shared by jobs of fixed and of changing size
     ssh/             other hosts
     elastic/         jobs that grow and shrink
-    workers.py       workers started and stopped one by one: for an elastic driver
     spawner.py       starts processes on this host and on others
     supervisor.py    runs processes to their end: output, first failure, signals
     processes.py     one process and its whole session; the guard that outlives a killed launcher

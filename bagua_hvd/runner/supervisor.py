@@ -14,8 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from bagua_hvd.runner.output import Sink
 from bagua_hvd.runner.spawner import LocalSpawner
@@ -163,6 +165,19 @@ class Supervisor:
         if self._wakeup is not None:
             with suppress(OSError):     # full: the loop will wake up; closed: run() has ended
                 self._wakeup.send(b"\0")
+
+    def call(self, function):
+        """call_soon(); returns a Future of the function's result."""
+        future: Future[Any] = Future()
+
+        def call():
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.call_soon(call)
+        return future
 
     def start(self, task):
         """Starts a task and returns its process. Only in the loop. OSError: it could not be started."""

@@ -10,8 +10,7 @@ from bagua_hvd.runner.job import is_local, worker_environment
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.ssh.connection import LOST
-from bagua_hvd.runner.supervisor import GRACE_SECONDS
-from bagua_hvd.runner.workers import JobStopped
+from bagua_hvd.runner.supervisor import GRACE_SECONDS, Task
 
 # This process lacks something: the host of the worker that it was to start is not to blame.
 _SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
@@ -20,7 +19,7 @@ _SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
 class _RankOutput:
     """One output stream of a worker. Like LineForwarder, but the rank may change.
 
-    The forwarding thread calls feed() and close(); another thread may set rank.
+    The supervisor's loop calls feed() and close(); another thread may set rank.
     """
 
     def __init__(self, make, rank):
@@ -45,20 +44,20 @@ class Crew:
     Args:
         command: list of arguments. env: the launcher's environment, including variables set by its flags. output:
             OutputOptions.
-        workers: runner.workers.Workers. reach: Reach. service: Service. rendezvous: Rendezvous.
+        supervisor: Supervisor, whose on_exit is the crew's. reach: Reach. service: Service. rendezvous: Rendezvous.
         secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
-            when a process has ended.
+            when a process has ended, or could not be started.
     Attributes:
         reports: Reports of the workers, by number.
     """
 
-    def __init__(self, command, env, output, workers, reach, service, rendezvous, secret_key, console, on_end,
+    def __init__(self, command, env, output, supervisor, reach, service, rendezvous, secret_key, console, on_end,
                  dashboard=None):
         self._command = command
         self._env = env
         self._output = output
-        self._workers = workers
+        self._supervisor = supervisor
         self._reach = reach
         self._service = service
         self._rendezvous = rendezvous
@@ -67,35 +66,33 @@ class Crew:
         self._on_end = on_end
         self._dashboard = dashboard
         self.reports = Reports(dashboard)
-        self._lock = threading.Lock()
-        self._running = {}      # number -> (workers.Worker, (_RankOutput, _RankOutput))
         self._written = set()   # paths of output files
+        # Changed by the supervisor's loop only.
+        self._running = {}      # number -> (process, (_RankOutput, _RankOutput))
         self._stopped = set()   # numbers of workers that must not be started any more
 
     def start(self, number, host, slot):
         """Starts the worker `number` at a SlotInfo, once its host can be reached."""
-        threading.Thread(target=self._run, args=(number, host, slot), name="elastic worker", daemon=True).start()
+        threading.Thread(target=self._find, args=(number, host, slot), name="elastic worker", daemon=True).start()
 
-    def _run(self, number, host, slot):
+    def _find(self, number, host, slot):
         try:
             place = self._reach.find(host)
-            with self._lock:
-                if number in self._stopped:
-                    raise JobStopped("not started")
-                worker = self._begin(number, host, slot, place)
         except Exception as error:      # of any kind: the driver waits until a worker's end is reported
-            if getattr(error, "errno", None) in _SHORTAGES:
-                self._on_end(number, None, error, None)
-            else:
-                self._on_end(number, LOST, str(error) or type(error).__name__, None)
-            return
-        worker.wait()
-        if worker.error is not None and worker.error.errno in _SHORTAGES:
-            self._on_end(number, None, worker.error, None)
-            return
-        self._on_end(number, worker.exit_code, worker.note, self.reports.because_of.get(number))
+            self._not_started(number, error)
+        else:
+            self._supervisor.call_soon(lambda: self._begin(number, host, slot, place))
+
+    def _not_started(self, number, error):
+        if getattr(error, "errno", None) in _SHORTAGES:
+            self._on_end(number, None, error, None)
+        else:
+            self._on_end(number, LOST, str(error) or type(error).__name__, None)
 
     def _begin(self, number, host, slot, place):
+        if number in self._stopped or self._supervisor.stopping:
+            self._on_end(number, LOST, "not started", None)
+            return
         env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
                                  place.interface)
         env.update({"HOROVOD_ELASTIC": "1", DRIVER: join_address(place.rendezvous, self._service.port),
@@ -105,11 +102,20 @@ class Crew:
             env.setdefault("BAGUA_HVD_HOST_ID", host)
         else:
             env.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
-        output = tuple(_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
-                       for stream in ("stdout", "stderr"))
-        worker = self._workers.start(host, env, self._command, output, slot.rank)
-        self._running[number] = worker, output
-        return worker
+        stdout, stderr = (_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
+                          for stream in ("stdout", "stderr"))
+        try:
+            process = self._supervisor.start(Task(number, self._command, env, stdout, stderr, host))
+        except OSError as error:
+            self._not_started(number, error)
+        else:
+            self._running[number] = process, (stdout, stderr)
+
+    def exited(self, process, exit_code):
+        """For the supervisor: a process has ended."""
+        if exit_code and not self._supervisor.stopping:     # its descendants may not live as long as the job
+            self._supervisor.terminate(process)
+        self._on_end(process.name, exit_code, process.note, self.reports.because_of.get(process.name))
 
     def _forwarder(self, number, rank, stream):
         file = None
@@ -126,18 +132,22 @@ class Crew:
 
     def stop(self, number, grace_seconds=GRACE_SECONDS):
         """Sends SIGTERM, and SIGKILL after the grace period."""
-        with self._lock:
-            self._stopped.add(number)
-            if number in self._running:
-                self._running[number][0].terminate(grace_seconds)
+        self._supervisor.call_soon(lambda: self._stop(number, grace_seconds))
+
+    def _stop(self, number, grace_seconds):
+        self._stopped.add(number)
+        if number in self._running:
+            self._supervisor.terminate(self._running[number][0], grace_seconds)
 
     def forget(self, numbers):
         """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
-        with self._lock:
-            for number in numbers:
-                self._running.pop(number, None)
-                self._stopped.discard(number)
-        self._workers.call(lambda: self.reports.forget(numbers))
+        self._supervisor.call_soon(lambda: self._forget(numbers))
+
+    def _forget(self, numbers):
+        for number in numbers:
+            self._running.pop(number, None)
+            self._stopped.discard(number)
+        self.reports.forget(numbers)
 
     def place(self, number, slot):
         """From now on the worker's output is printed under the SlotInfo's rank."""
@@ -154,4 +164,5 @@ class Crew:
         self._service.send(number, message)
 
     def say(self, text):
-        self._workers.say(text)
+        """Prints a line of the launcher itself."""
+        self._supervisor.call_soon(lambda: self._console.say(text))

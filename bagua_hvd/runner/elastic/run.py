@@ -2,7 +2,9 @@
 import base64
 import queue
 import threading
+from concurrent.futures import Future
 from contextlib import ExitStack
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -22,7 +24,7 @@ from bagua_hvd.runner.job import Interrupted, WorkerFailed, bind_address, is_loc
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
-from bagua_hvd.runner.workers import Workers
+from bagua_hvd.runner.supervisor import Supervisor
 
 _DISCOVERY_SECONDS = 1
 _GIVE_UP_SECONDS = 1
@@ -133,16 +135,17 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
         spawner = stack.enter_context(Spawner(is_local, ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
-        workers = Workers(console, spawner, survivors_seconds=survivors)
-        ssh.say = lambda text: workers.say(f"baguarun: {text}")
-        reach = Reach(ssh, options, workers.call)
-        crew = Crew(command, env, output, workers, reach, service, rendezvous, secret_key, console,
+        crew: Crew
+        supervisor = Supervisor(console, spawner=spawner, on_exit=lambda *ended: crew.exited(*ended))
+        reach = Reach(ssh, options, supervisor.call)
+        crew = Crew(command, env, output, supervisor, reach, service, rendezvous, secret_key, console,
                     lambda number, *how: events.put(("ended", number, how)), table)
+        ssh.say = lambda text: crew.say(f"baguarun: {text}")
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
-        stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), workers.say))
+        stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
         try:
-            _, outcome = workers.run(lambda: drive(driver, events, lambda: workers.stopping))
+            outcome = run_beside(supervisor, lambda: drive(driver, events, lambda: supervisor.stopping), survivors)
         except RuntimeError as error:
             failed = error if isinstance(error, WorkerFailed) else error.__cause__
             if isinstance(failed, WorkerFailed) and not server:
@@ -150,6 +153,31 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
             raise
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
+
+
+def run_beside(supervisor, main, survivors_seconds=0):
+    """Calls main() in a thread beside the supervisor's loop; returns the supervisor's Outcome when no process is left.
+
+    Processes that still run when main() returns are stopped; when it raises, after survivors_seconds. A signal stops
+    them, too; main() should then return. Exceptions of main() are raised here.
+    """
+    result: Future[Any] = Future()
+
+    def call():
+        seconds = 0
+        try:
+            result.set_result(main())
+        except BaseException as error:
+            result.set_exception(error)
+            seconds = survivors_seconds
+        supervisor.call_soon(lambda: supervisor.stop(seconds))
+
+    thread = threading.Thread(target=call, name="elastic driver", daemon=True)
+    supervisor.call_soon(thread.start)
+    outcome = supervisor.run([])
+    thread.join()
+    result.result()
+    return outcome
 
 
 def drive(driver, events, after_each_turn):
