@@ -10,12 +10,11 @@ FOLDER/rank<r>.json, or the reason why there are none to FOLDER/rank<r>.error.
 import argparse
 import json
 import math
-import os
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from bagua_hvd.bench.results import WrongResult, leave_error, write
+from bagua_hvd.bench.results import WrongResult, leave
 from bagua_hvd.job.env import get_env_rank_and_size
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -227,22 +226,21 @@ def main(name, folder, options):
     """Runs one rank of one round. Returns the exit code."""
     from bagua_hvd.bench import backends
 
-    backend = None
-    # Until the backend sets it; MPI's launcher uses other variables.
-    rank = get_env_rank_and_size()[0]
-    try:
+    backend: Any = None
+
+    def work():
+        nonlocal backend
         backend = backends.create(name, options, folder)
-        rank = backend.rank
         times = measure(name, backend, options)
         backend.barrier()
-        write(os.path.join(folder, f"rank{rank}.json"), times)
+        return times
+
+    exit_code = leave(folder, get_env_rank_and_size()[0], work)
+    if exit_code == 0:
         backend.close()
-        return 0
-    except Exception as error:
-        leave_error(folder, rank, error)
-        if isinstance(backend, backends.Mpi):
-            backend.abort()
-        return 1
+    elif isinstance(backend, backends.Mpi):
+        backend.abort()
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def describe(error):
     return text if isinstance(error, (ValueError, NotImplementedError)) else f"{type(error).__name__}: {text}"
 
 
-def write(path, content):
+def _write(path, content):
     # Never an incomplete file: the ranks may be killed at any time.
     with open(path + ".part", "w") as file:
         json.dump(content, file)
@@ -26,13 +26,9 @@ def write(path, content):
 def leave(folder, rank, work):
     """Writes work()'s result, or its error, to the rank's file. Returns the exit code."""
     try:
-        write(os.path.join(folder, f"rank{rank}.json"), work())
+        _write(os.path.join(folder, f"rank{rank}.json"), work())
         return 0
     except Exception as error:
-        leave_error(folder, rank, error)
+        _write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        print(describe(error), file=sys.stderr, flush=True)
         return 1
-
-
-def leave_error(folder, rank, error):
-    write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
-    print(describe(error), file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 from bagua_hvd.core import variables
@@ -80,16 +80,6 @@ def _reason(folder, output):
     return " | ".join(sentences[:1] + last) or "no output"
 
 
-@contextmanager
-def _job_on(hosts, backend, options):
-    """Prepares one job on the hosts; yields its environment variables."""
-    if hosts is None:
-        yield {}
-        return
-    with hosts.job(options.np, backend) as variables:
-        yield variables
-
-
 def _stop(process):
     if process.poll() is None:
         process.terminate()
@@ -109,7 +99,8 @@ def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
     Raises:
         RoundFailed: a rank failed, or the round took too long. None of its processes remains.
     """
-    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, _job_on(hosts, backend, options) as variables:
+    job = hosts.job(options.np, backend) if hosts else nullcontext({})
+    with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, job as variables:
         with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
             process = subprocess.Popen(
                 _command(program, backend, options, folder, hosts), env={**_environment(), **variables},

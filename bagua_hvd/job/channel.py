@@ -176,6 +176,11 @@ class Connection:
         """This side's numeric address, as the other side sees it."""
         return self._socket.getsockname()[0]
 
+    @property
+    def remote_host(self) -> Any:
+        """The launcher's numeric address."""
+        return self._socket.getpeername()[0]
+
     def fileno(self) -> Any:
         """The descriptor, for a process that should write to the launcher."""
         return self._socket.fileno()

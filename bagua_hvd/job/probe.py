@@ -67,14 +67,13 @@ class Target(Server):
     """Accepts connections from other hosts, to prove that they reach this one, from construction to close().
 
     Args:
-        name, key: the host's, and the job's; bytes. host: the address to listen on; default: all.
-        ports: as for listen().
+        name, key: the host's, and the job's; bytes. ports: as for listen().
     Attributes:
         port.
     """
 
-    def __init__(self, name, key, host=EVERY_INTERFACE, ports=None):
-        super().__init__(_secret(key, name), host, "probe", ports)
+    def __init__(self, name, key, ports=None):
+        super().__init__(_secret(key, name), EVERY_INTERFACE, "probe", ports)
 
     async def serve(self, reader, writer):
         """Does nothing: both sides are authenticated."""
@@ -121,11 +120,6 @@ def _reaches(target, key, deadline):
     return True
 
 
-def by_family(addresses):
-    """Two lists: IPv4 addresses, and IPv6 addresses, to try if none of the first can be reached."""
-    return [[address for address in addresses if (":" in address) == by_6] for by_6 in (False, True)]
-
-
 def connect(addresses, secret, seconds):
     """The Connection to the first of these [host, port] pairs that answers; to an IPv6 one only if no other does.
 
@@ -140,8 +134,8 @@ def connect(addresses, secret, seconds):
 
     found: list = []
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        for hosts in by_family([host for host, _ in addresses]):
-            found += pool.map(attempt, [address for address in addresses if address[0] in hosts])
+        for by_6 in (False, True):
+            found += pool.map(attempt, [address for address in addresses if (":" in address[0]) == by_6])
             connections = [each for each in found if isinstance(each, Connection)]
             if connections:
                 break

@@ -8,6 +8,7 @@ import secrets
 from contextlib import ExitStack
 
 from bagua_hvd.job.reporting import PIPE
+from bagua_hvd.runner.job import is_local
 from bagua_hvd.runner.processes import MARK, Guard, Process, kill_sessions, members, signal_sessions
 
 
@@ -51,12 +52,10 @@ class Spawner:
     """Starts each process on the host named by its task, by ssh unless it is this host.
 
     Args:
-        is_local: function of a host name: whether it is this host.
         remote: the spawner for all other hosts.
     """
 
-    def __init__(self, is_local, remote):
-        self._is_local = is_local
+    def __init__(self, remote):
         self._local, self._remote = LocalSpawner(), remote
         self._all = self._local, remote
 
@@ -72,7 +71,7 @@ class Spawner:
 
     def start(self, task):
         """Starts a supervisor.Task and returns its process. OSError: no more processes or descriptors."""
-        local = task.host is None or self._is_local(task.host)
+        local = task.host is None or is_local(task.host)
         return (self._local if local else self._remote).start(task)
 
     def signal_all(self, signum):

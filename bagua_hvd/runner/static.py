@@ -90,7 +90,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
             env = {**env, reporting.VARIABLE: "1"}
         reports = Reports(table)
         ssh = SshSpawner(options.ssh, env)
-        spawner = stack.enter_context(Spawner(local.__contains__, ssh))
+        spawner = stack.enter_context(Spawner(ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
         places, address = _find_places(hosts, local, options)

@@ -190,8 +190,8 @@ def test_a_message_that_was_left_over_is_looked_at_again(who, environment, tmp_p
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     job = detect({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}).job
-    stale = {"port": free_port(), "secret": "c2VjcmV0", "addresses": ["127.0.0.1"], "probe_port": free_port(),
-             "key": "a2V5", "job": job if who == "killed" else "slurm-8-0"}
+    stale = {"port": free_port(), "secret": "c2VjcmV0", "addresses": ["127.0.0.1"],
+             "job": job if who == "killed" else "slurm-8-0"}
     FileExchange(job, True).send(json.dumps(stale).encode())
     first, *others = reversed(slurm_ranks(2, environment, tmp_path, "import sys, time\n"
                                           "import os; os.environ['SLURM_PROCID'] == '0' and time.sleep(3)\n" + SCRIPT))

@@ -201,7 +201,7 @@ def test_an_agents_request_that_fails_is_answered(talk):
 
 
 def test_a_process_that_is_to_start_when_all_get_a_signal_does_not(talk):
-    answers = talk((Kind.START, 3, {"name": "3", "command": ["true"], "environment": {}}),
+    answers = talk((Kind.START, 3, {"command": ["true"], "environment": {}}),
                    (Kind.SIGNAL_ALL, 0, signal.SIGTERM), until=Kind.EXIT)
     assert answers[Kind.EXIT] == [3, b"143"]
 

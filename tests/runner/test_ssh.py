@@ -293,7 +293,7 @@ agent.main()
 
 def test_a_late_signal_does_not_hide_an_end_without_pidfd():
     frames = [pack(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), {}, 60.0)),
-              pack(Kind.START, 3, Start("3", ["sh", "-c", "exit 5"], {})),
+              pack(Kind.START, 3, Start(["sh", "-c", "exit 5"], {})),
               pack(Kind.SIGNAL, 3, signal.SIGTERM), pack(Kind.FINISH)]
     with subprocess.Popen([sys.executable, "-c", LATE_SIGNAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
         popen.stdin.write(b"".join(frames))

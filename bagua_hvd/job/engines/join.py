@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,8 @@ from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
 
-_RANK_0 = "rank 0"
 _AGAIN_SECONDS = 0.1
+_CONNECT_SECONDS = 3
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,12 @@ class RendezvousInfo:
 
     Attributes:
         port: of the rendezvous. secret: base64 text; "": every rank has it already. addresses: of rank 0.
-        probe_port, key: to try the addresses with, and to check that this rank 0 still runs.
         job: its name, as in Placement.
     """
 
     port: int
     secret: str
     addresses: list[str]
-    probe_port: int
-    key: str
     job: str | None
 
 
@@ -68,7 +66,6 @@ class Membership:
         self.spent = False
         self.variables = {"HOROVOD_RANK": str(placement.rank), "HOROVOD_SIZE": str(placement.size)}
         self._rendezvous: Any = None
-        self._target: Any = None
         self._exchange: Any = None
         if placement.size == 1:
             return
@@ -93,10 +90,7 @@ class Membership:
         given = _given_secret()
         secret = given or make_secret_key().decode()
         self._rendezvous = Rendezvous(base64.b64decode(secret), listen)
-        key = make_secret_key()
-        self._target = probe.Target(_RANK_0, base64.b64decode(key), listen)
-        return RendezvousInfo(self._rendezvous.port, "" if given else secret, addresses, self._target.port,
-                              key.decode(), job)
+        return RendezvousInfo(self._rendezvous.port, "" if given else secret, addresses, job)
 
     def connected(self) -> None:
         """Call this when all ranks are connected: the message is no longer needed."""
@@ -104,11 +98,9 @@ class Membership:
         self.spent = self.scope is not None
         if self.spent and self._rendezvous is not None:
             self._rendezvous.close()
-        if self._target is not None:
-            self._target.close()
         if self._exchange is not None:
             self._exchange.close()
-        self._target = self._exchange = None
+        self._exchange = None
 
 
 def _exchange(placement, one_host, timeout):
@@ -169,12 +161,15 @@ def _find_rank_0(exchange, job, timeout):
 
 
 def _reached_address(message):
-    for addresses in probe.by_family(message.addresses):
-        targets = [[_RANK_0, address, message.probe_port] for address in addresses]
-        for _, address, _ in probe.reachable(targets, base64.b64decode(message.key)):
-            return address
-    raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)}: open the ports between the "
-                 "hosts, or name the interface they share in HOROVOD_GLOO_IFACE")
+    """The first address at which rank 0's rendezvous proves that it knows the secret: it still runs."""
+    secret = base64.b64decode(_given_secret() or message.secret)
+    try:
+        with closing(probe.connect([[address, message.port] for address in message.addresses], secret,
+                                   _CONNECT_SECONDS)) as connection:
+            return connection.remote_host
+    except OSError as error:
+        raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)} ({error}): open the ports "
+                     "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE") from None
 
 
 def default_group() -> Any:

@@ -20,7 +20,7 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, 
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, WorkerFailed, bind_address, is_local
+from bagua_hvd.runner.job import Interrupted, WorkerFailed, bind_address
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.spawner import SshSpawner
@@ -132,7 +132,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
         ssh = SshSpawner(options.ssh, env)
-        spawner = stack.enter_context(Spawner(is_local, ssh))
+        spawner = stack.enter_context(Spawner(ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
         crew: Crew

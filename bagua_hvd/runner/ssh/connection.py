@@ -235,7 +235,7 @@ class RemoteHost:
             process.end(LOST, error)
             process.close()
         else:
-            self.send(Kind.START, number, Start(str(task.name), task.command, changes))
+            self.send(Kind.START, number, Start(task.command, changes))
         return process
 
     def any_left(self):

@@ -49,7 +49,6 @@ class Begin:
 class Start:
     """The payload of START. environment: differences from BEGIN's; None: not set."""
 
-    name: str
     command: list[str]
     environment: dict[str, str | None]
 
