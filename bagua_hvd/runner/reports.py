@@ -8,6 +8,7 @@ from bagua_hvd.runner.job import first_cause
 from bagua_hvd.runner.output import LineForwarder
 
 _TAIL_NBYTES = 1 << 16
+_REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
             b"The above exception was the direct cause of the following exception:")
@@ -22,25 +23,15 @@ class _Filter:
         self._held = b""        # possibly the beginning of a report
 
     def feed(self, data):
-        data = self._held + data
-        self._held = b""
-        while True:
-            at = data.find(MARK[:1])
-            if at < 0:
-                break
-            self._pass_on(data[:at])
-            data = data[at:]
-            end = data.find(b"\n")
-            if end < 0 and (data.startswith(MARK) or MARK.startswith(data)):
-                self._held = data
-                return
-            if data.startswith(MARK):
-                self._reports.take(self._process, self._rank, data[len(MARK):end + 1])
-                data = data[end + 1:]
-            else:
-                self._pass_on(data[:1])
-                data = data[1:]
-        self._pass_on(data)
+        *parts, rest = _REPORT.split(self._held + data)         # output, report, output, report, ..., output
+        for output, report in zip(parts[::2], parts[1::2], strict=True):
+            self._pass_on(output)
+            self._reports.take(self._process, self._rank, report)
+        at = rest.rfind(MARK[:1])
+        if at < 0 or not (rest[at:].startswith(MARK) or MARK.startswith(rest[at:])):
+            at = len(rest)
+        self._pass_on(rest[:at])
+        self._held = rest[at:]
 
     def _pass_on(self, data):
         if data:
