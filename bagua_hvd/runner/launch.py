@@ -126,12 +126,6 @@ def _hosts(args):
         raise ValueError(f"--hostfile {args.hostfile}: {error.strerror}") from None
 
 
-def _host_options(args, env):
-    """HostOptions. ValueError: a flag or variable that only the launcher reads is wrong."""
-    variables.read("BAGUA_HVD_GRACE_SECONDS", env)
-    return host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
-
-
 def _environment(args):
     """The job's environment: the launcher's own, and variables set by the flags."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
@@ -142,7 +136,7 @@ def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = _environment(args)
     slots = plan(args.num_proc, _hosts(args))
-    options = _host_options(args, env)
+    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
     if args.dry_run:
@@ -190,7 +184,7 @@ def _run_elastic(args):
     env = _environment(args)
     discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
                                        args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
-    options = _host_options(args, env)
+    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")

@@ -3,7 +3,6 @@ import base64
 import os
 import shlex
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -24,18 +23,10 @@ from bagua_hvd.runner.job import (
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.spawner import Spawner
-from bagua_hvd.runner.ssh.connection import SshOptions
+from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.network import find_places, local_place
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
-
-
-@dataclass(frozen=True)
-class HostOptions:
-    """How other hosts are reached, and the allowed interfaces (nics, a list; None: all)."""
-
-    ssh: SshOptions = field(default_factory=SshOptions)
-    nics: list | None = None
 
 
 def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
@@ -50,11 +41,12 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
         raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
     timeout = max(1, int(variables.read("HOROVOD_START_TIMEOUT", env)))
-    variables.read("BAGUA_HVD_PORTS")       # reports a malformed value now
+    for name in ("BAGUA_HVD_PORTS", "BAGUA_HVD_GRACE_SECONDS"):         # reports a malformed value now
+        variables.read(name, env)
     identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
     if nics is None and "HOROVOD_RANK" not in env:
         nics = variables.read("HOROVOD_GLOO_IFACE", env)
-    return HostOptions(SshOptions(ssh_port, identity_file, timeout, silence_seconds(env)), nics)
+    return HostOptions(ssh_port, identity_file, timeout, silence_seconds(env), nics)
 
 
 def run_static(command, slots, env, output, options, verbose=False, console=None, server=None, dashboard=False):
@@ -89,7 +81,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
         reports = Reports(table)
-        ssh = SshSpawner(options.ssh, env)
+        ssh = SshSpawner(options, env)
         spawner = stack.enter_context(Spawner(ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
@@ -135,7 +127,7 @@ def _find_places(hosts, local, options):
     """({host: Place}, address to bind the rendezvous to)."""
     if not hosts:
         return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
-    places, one_address = find_places(hosts, local, options.nics, options.ssh.timeout_seconds)
+    places, one_address = find_places(hosts, local, options.nics, options.timeout_seconds)
     # If hosts reach the launcher at different addresses, it listens on all; every rank must authenticate.
     return places, next(iter(places.values())).rendezvous if one_address else EVERY_INTERFACE
 

@@ -1,8 +1,11 @@
 """The driver's rules, without processes: what it starts, stops and prints after each event."""
 import errno
+import re
+from pathlib import Path
 
 import pytest
 
+import bagua_hvd
 from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
 from bagua_hvd.job.messages import name_of
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
@@ -10,6 +13,15 @@ from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import WorkerFailed
 from bagua_hvd.runner.ssh.network import NoRoute
+
+
+@pytest.mark.parametrize("file", ["runner/elastic/crew.py", "ray/elastic.py"])
+def test_every_crew_does_what_the_driver_asks(file):
+    """Without an import: Ray need not be installed."""
+    package = Path(bagua_hvd.__file__).parent
+    asked = set(re.findall(r"self\._crew\.(\w+)", (package / "runner/elastic/driver.py").read_text()))
+    crew = re.split(r"\nclass _?Crew:", (package / file).read_text())[1]
+    assert asked - set(re.findall(r"\n    def (\w+)", crew)) == set()
 
 
 class Job:

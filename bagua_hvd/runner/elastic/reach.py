@@ -50,7 +50,7 @@ class Reach:
         return attempt.result()
 
     def _connect(self, host):
-        left, pause = self._options.ssh.timeout_seconds, _PAUSE_SECONDS
+        left, pause = self._options.timeout_seconds, _PAUSE_SECONDS
         while True:
             began = time.monotonic()
             try:
@@ -70,7 +70,7 @@ class Reach:
     def _use(self, remote, timeout):
         if not remote.wait_ready(timeout):
             raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
-        self._join(remote, self._options.ssh.timeout_seconds)
+        self._join(remote, self._options.timeout_seconds)
         self._remotes[remote.name] = remote
 
     def _join(self, remote, timeout):

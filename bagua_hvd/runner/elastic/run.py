@@ -131,7 +131,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
         if table:
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
-        ssh = SshSpawner(options.ssh, env)
+        ssh = SshSpawner(options, env)
         spawner = stack.enter_context(Spawner(ssh))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))

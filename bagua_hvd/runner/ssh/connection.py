@@ -63,18 +63,19 @@ def flags(port, identity_file):
 
 
 @dataclass(frozen=True)
-class SshOptions:
-    """How hosts are reached, from the flags. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may include options.
+class HostOptions:
+    """How other hosts are reached, from the flags. BAGUA_HVD_SSH_COMMAND replaces `ssh`, and may include options.
 
     Attributes:
         timeout_seconds: for connecting. silence_seconds: launcher and host give each other up after this time of
-            silence.
+            silence. nics: names of allowed interfaces; None: all.
     """
 
     port: int | None = None
     identity_file: str | None = None
     timeout_seconds: int = 30
     silence_seconds: float = 70
+    nics: list[str] | None = None
 
     def command(self, host, remote_command=None):
         """The arguments of the ssh client. Options in BAGUA_HVD_SSH_COMMAND take precedence."""

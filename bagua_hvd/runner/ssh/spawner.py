@@ -18,7 +18,7 @@ class SshSpawner:
     """Connects to hosts when they are first named; its exit ends all connections, and all processes there.
 
     Args:
-        options: SshOptions. environment: the launcher's.
+        options: HostOptions. environment: the launcher's.
     Attributes:
         say: called in any thread with a line from a host's agent.
     """
