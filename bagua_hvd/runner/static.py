@@ -8,7 +8,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
 from bagua_hvd.job.channel import silence_seconds
 from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
+from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
@@ -24,7 +24,7 @@ from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.connection import HostOptions
-from bagua_hvd.runner.ssh.network import find_places, local_place
+from bagua_hvd.runner.ssh.network import find_places
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
@@ -85,7 +85,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
         spawner = stack.enter_context(Spawner(ssh))
         hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
-        places, address = _find_places(hosts, local, options)
+        places, address = find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
         if verbose:
             addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
@@ -121,15 +121,6 @@ def describe(slot):
     """A line that describes a SlotInfo."""
     return (f"rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank {slot.local_rank} of "
             f"{slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
-
-
-def _find_places(hosts, local, options):
-    """({host: Place}, address to bind the rendezvous to)."""
-    if not hosts:
-        return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
-    places, one_address = find_places(hosts, local, options.nics, options.timeout_seconds)
-    # If hosts reach the launcher at different addresses, it listens on all; every rank must authenticate.
-    return places, next(iter(places.values())).rendezvous if one_address else EVERY_INTERFACE
 
 
 def _warn_of_duplicate_hosts(console, hosts, local):

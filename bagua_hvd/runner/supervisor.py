@@ -60,7 +60,6 @@ class Outcome:
                                 # the order of their ends
     failed: object = None       # name of the one that caused the failure; None: none failed before a stop from outside
     signum: int | None = None   # the signal that stopped the launcher; SIGPIPE: nobody reads its output any more
-    stopped: bool = False       # should_stop() returned True
 
 
 @dataclass
@@ -221,7 +220,6 @@ class Supervisor:
     def stop(self, after_seconds=0):
         """Stops everything, like should_stop, that has not ended by itself after that time. Only in the loop."""
         if not self.stopping:
-            self._outcome.stopped = True
             self._open = False
             self._stop_after(after_seconds)
 
@@ -395,7 +393,6 @@ class Supervisor:
             elif self._stop_at is not None and time.monotonic() >= self._stop_at:
                 self._stop_survivors()
             elif self._should_stop and self._should_stop():
-                self._outcome.stopped = True
                 self._stop()
         elif self._killed_at is None and time.monotonic() >= self._kill_at:
             self._kill()

@@ -37,7 +37,7 @@ class SilentHost:
 
 def test_a_host_that_does_not_say_its_addresses():
     with pytest.raises(network.NoRoute, match="host far did not report within 3 s which addresses it has"):
-        network.find_places([SilentHost()], ["localhost"], None, 3)
+        network.find_places([SilentHost()], ["localhost"], HostOptions(timeout_seconds=3))
 
 
 class Neighbour:

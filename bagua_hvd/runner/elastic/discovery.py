@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from bagua_hvd.job.elastic_worker import HostUpdateResult
 from bagua_hvd.runner.common.util.hosts import HostInfo
 from bagua_hvd.runner.processes import MARK, Guard, kill_sessions
 
@@ -189,17 +188,9 @@ class HostManager:
         self._found: dict[str, int] = {}
         self._order: list[str] = []
 
-    def take(self, found: dict[str, int]) -> int:
-        """Adopts the result of a discovery, {name: slots}; returns the change as a HostUpdateResult."""
-        before = self.current_hosts
+    def take(self, found: dict[str, int]) -> None:
+        """Adopts the result of a discovery, {name: slots}."""
         self._found = dict(found)
-        after = self.current_hosts
-        result = HostUpdateResult.no_update
-        if any(after.get(host, 0) < slots for host, slots in before.items()):
-            result |= HostUpdateResult.removed
-        if any(before.get(host, 0) < slots for host, slots in after.items()):
-            result |= HostUpdateResult.added
-        return result
 
     @property
     def current_hosts(self) -> dict[str, int]:

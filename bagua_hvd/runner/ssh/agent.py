@@ -43,13 +43,10 @@ class _LauncherStderr:
     def __init__(self, output):
         self._output = output
 
-    @property
-    def while_blocked(self):
-        return self._output.while_blocked
-
-    @while_blocked.setter
-    def while_blocked(self, function):
+    def _set_while_blocked(self, function):
         self._output.while_blocked = function
+
+    while_blocked = property(fset=_set_while_blocked)
 
     def write(self, data):
         self._output.write(pack(Kind.SAY, 0, data))

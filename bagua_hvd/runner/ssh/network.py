@@ -13,6 +13,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.runner.job import LOOPBACK
 
 LAUNCHER = "launcher's host"
@@ -201,18 +202,21 @@ def _answer(name, future, deadline, timeout):
         raise NoRoute(str(error), {name}) from None
 
 
-def find_places(remote, local, nics, timeout):
-    """({host: Place}, whether all hosts reach the launcher at one address) of a job of fixed size.
+def find_places(remote, local, options):
+    """({host: Place}, address to bind the rendezvous to) of a job of fixed size.
 
     Args:
         remote: RemoteHosts, ready, in the order of the ranks.
         local: names of this host used by ranks.
-        nics, timeout, errors: as in Network.
+        options: HostOptions. Errors: as in Network.
     """
-    network = Network(nics)
-    network.join(remote, [], timeout)
+    if not remote:
+        return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"
+    network = Network(options.nics)
+    network.join(remote, [], options.timeout_seconds)
     among = ([LAUNCHER] if local else []) + [host.name for host in remote]
     places = {name: Place(network.interface(name, among), network.rendezvous(name, among)) for name in among}
-    rendezvous_addresses = {place.rendezvous for place in places.values()}
+    addresses = {place.rendezvous for place in places.values()}
     places.update({name: places[LAUNCHER] for name in local})
-    return places, len(rendezvous_addresses) == 1
+    # If hosts reach the launcher at different addresses, it listens on all; every rank must authenticate.
+    return places, addresses.pop() if len(addresses) == 1 else EVERY_INTERFACE
