@@ -4,23 +4,22 @@ baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Both end with
 """
 import functools
 import importlib.util
+import io
 import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
 from bagua_hvd.core import variables
-from bagua_hvd.runner import exec_worker
+from bagua_hvd.runner.common.util.safe_shell_exec import execute
 
 ROUND_TIMEOUT_SECONDS = 900
-# Longer than baguarun's own limit for its ranks to end.
-STOP_SECONDS = 20
 MPI_DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -56,8 +55,7 @@ def _command(program, backend, options, folder, hosts):
         launcher = [find_mpiexec(), "-n", str(options.np)]
     else:
         launcher = [sys.executable, "-m", "bagua_hvd.runner.launch", "-np", str(options.np)]
-    # Is killed with this process.
-    return [sys.executable, "-I", "-S", exec_worker.__file__, str(os.getpid()), *launcher, *rank]
+    return [*launcher, *rank]
 
 
 def _environment():
@@ -80,16 +78,6 @@ def _reason(folder, output):
     return " | ".join(sentences[:1] + last) or "no output"
 
 
-def _stop(process):
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
-
-
 def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
     """Runs one round; returns a list over ranks of {Case.key: [seconds]}.
 
@@ -100,19 +88,18 @@ def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
         RoundFailed: a rank failed, or the round took too long. None of its processes remains.
     """
     job = hosts.job(options.np, backend) if hosts else nullcontext({})
+    output, too_long = io.StringIO(), threading.Event()
     with tempfile.TemporaryDirectory(prefix="bagua-bench-") as folder, job as variables:
-        with open(os.path.join(folder, "output"), "w+", errors="replace") as output:
-            process = subprocess.Popen(
-                _command(program, backend, options, folder, hosts), env={**_environment(), **variables},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                exit_code = process.wait(ROUND_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise RoundFailed(f"{backend}: not finished after {ROUND_TIMEOUT_SECONDS} seconds") from None
-            finally:
-                _stop(process)
-            output.seek(0)
-            text = output.read()
+        timer = threading.Timer(ROUND_TIMEOUT_SECONDS, too_long.set)
+        timer.start()
+        try:
+            exit_code = execute(_command(program, backend, options, folder, hosts), {**_environment(), **variables},
+                                output, output, events=[too_long])
+        finally:
+            timer.cancel()
+        if too_long.is_set():
+            raise RoundFailed(f"{backend}: not finished after {ROUND_TIMEOUT_SECONDS} seconds")
+        text = output.getvalue()
         if exit_code:
             raise RoundFailed(f"{backend}: {_reason(folder, text)}")
         try:
