@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bagua_hvd.runner import mpi_run
 from engines import SCRIPT, THREE_ON_ONE_HOST, open_mpi
 
 pytestmark = pytest.mark.timeout(120)
@@ -52,6 +53,12 @@ def test_hydra(launcher):
                      "-genvlist"]
     assert {"MINE", "PATH", "BAGUA_HVD_TRANSPORT"} <= set(names.split(",")) and "PWD" not in names.split(",")
     assert "PYTHON" not in names and (train, flag) == ("train", "--flag")
+
+
+def test_variables_of_an_outer_job_are_left_out():
+    outer = {"HOROVOD_RANK": "1", "HOROVOD_ELASTIC": "1", "BAGUA_HVD_ELASTIC_DRIVER": "10.0.0.1:9",
+             "BAGUA_HVD_ELASTIC_WORKER": "3"}
+    assert mpi_run.environment({**outer, "MINE": "kept"}) == {"BAGUA_HVD_TRANSPORT": "mpi", "MINE": "kept"}
 
 
 def test_flags_without_effect(launcher):
