@@ -110,7 +110,7 @@ def main():
     where = sys.argv.pop()      # so a function that parses sys.argv finds it empty
     try:
         connection = _connect(where)
-        connection.send(Hello(int(os.environ[WORKER]) if WORKER in os.environ else get_env_rank_and_size()[0]))
+        connection.send(Hello(int(variables.read(WORKER)) if variables.given(WORKER) else get_env_rank_and_size()[0]))
         begin = connection.receive(Function)
         if begin is None:
             raise EOFError("the launcher of the job closed the connection")
