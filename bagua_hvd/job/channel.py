@@ -178,7 +178,7 @@ class Connection:
 
     @property
     def remote_host(self) -> Any:
-        """The launcher's numeric address."""
+        """The other side's numeric address."""
         return self._socket.getpeername()[0]
 
     def fileno(self) -> Any:

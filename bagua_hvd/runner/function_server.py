@@ -42,7 +42,7 @@ class FunctionServer(Server):
     Args:
         secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
     Attributes:
-        secret_key.
+        secret_key, host: see Args.
         opening_messages: dataclasses of a connection's first message.
         failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
         unfinished: number of ranks that have not sent everything.
@@ -52,6 +52,7 @@ class FunctionServer(Server):
 
     def __init__(self, secret_key, function, host):
         self.secret_key = secret_key
+        self.host = host
         self.failures = []
         self.unfinished = 0
         self._results = {}          # rank -> bytes

@@ -13,9 +13,10 @@ import time
 from bagua_hvd.core import variables
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.job.env import PLACE
+from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.job import Interrupted, WorkerFailed, is_local, plan
+from bagua_hvd.runner.job import Interrupted, WorkerFailed
 from bagua_hvd.runner.output import LineForwarder
 from bagua_hvd.runner.ssh.connection import flags, forwarded
 from bagua_hvd.runner.ssh.network import own_addresses
@@ -120,11 +121,12 @@ def run_by_mpirun(args, hosts, env, python, server, console):
         As run_static(); ValueError, FileNotFoundError: see command().
     """
     hosts = hosts or f"localhost:{args.num_proc}"
-    here = all(is_local(slot.hostname) for slot in plan(args.num_proc, hosts))
     survivors = max(_MPIRUN_SECONDS, variables.read("BAGUA_HVD_GRACE_SECONDS", env))
     env = {**environment(env), HOROVOD_SECRET_KEY: server.secret_key.decode()}
-    args.command = server.command(
-        python, ["127.0.0.1"] if here else [address for _, address in own_addresses(args.nics)])
+    addresses = [server.host]
+    if server.host == EVERY_INTERFACE:
+        addresses = [address for _, address in own_addresses(args.nics)]
+    args.command = server.command(python, addresses)
     # mpirun already prefixes lines with their rank.
     stdout, stderr = (LineForwarder(console, None, stream) for stream in ("stdout", "stderr"))
     outcome = Supervisor(console, lambda: server.failed_for(survivors), report_failures=False).run(

@@ -17,12 +17,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from bagua_hvd.core.util import deprecated
-from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
-from bagua_hvd.runner.elastic.run import plan_elastic, run_elastic
+from bagua_hvd.runner.elastic.run import listen_address, plan_elastic, run_elastic
 from bagua_hvd.runner.flags import TABLE
 from bagua_hvd.runner.function_server import FunctionServer, pickled
 from bagua_hvd.runner.job import (
@@ -110,7 +109,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         min_num_proc = num_proc if min_num_proc is None else min_num_proc
         discovery, settings = plan_elastic(env, max(num_proc, min_num_proc), min_num_proc, max_num_proc,
                                            host_discovery_script, slots, hosts, reset_limit)
-        ranks, bound = range(min_num_proc), EVERY_INTERFACE
+        ranks, bound = range(min_num_proc), listen_address(discovery, settings)
     else:
         rank_plan = plan(num_proc, hosts)
         ranks, bound = range(num_proc), bind_address(slot.hostname for slot in rank_plan)

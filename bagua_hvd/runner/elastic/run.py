@@ -99,6 +99,11 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
     return FixedHosts(hosts), settings
 
 
+def listen_address(discovery, settings):
+    """The address at which the launcher listens: other hosts may join, unless the job's are known from the start."""
+    return bind_address(discovery.find_available_hosts_and_slots()) if settings.hosts_are_fixed else EVERY_INTERFACE
+
+
 def run_elastic(command, discovery, settings, env, output, options, cooldown_range=None, console=None, server=None,
                 dashboard=False):
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
@@ -124,8 +129,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
     secret_key = server.secret_key if server else make_secret_key()
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
-    # Other hosts may join; every connection is authenticated with the job's secret.
-    address = bind_address(first) if settings.hosts_are_fixed else EVERY_INTERFACE
+    address = listen_address(discovery, settings)
     with ExitStack() as stack:
         table = stack.enter_context(Dashboard()) if dashboard else None
         if table:
