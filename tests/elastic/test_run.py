@@ -12,6 +12,16 @@ from bagua_hvd.runner.elastic.crew import Crew
 from bagua_hvd.runner.job import WorkerFailed
 
 
+def test_a_launcher_of_this_host_is_reached_from_it_only():
+    def listens_at():
+        import psutil
+
+        return sorted({each.laddr.ip for each in psutil.Process(os.getppid()).net_connections()
+                       if each.status == psutil.CONN_LISTEN})
+
+    assert bagua_hvd.run(listens_at, num_proc=1, min_num_proc=1, hosts="localhost:1,127.0.0.2:1") == [["127.0.0.1"]]
+
+
 @pytest.fixture
 def far(ssh_hosts, monkeypatch, tmp_path):
     """The hosts far1, far2, ... exist; none of their folders may be left behind."""
