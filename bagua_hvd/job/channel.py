@@ -3,6 +3,7 @@ framing.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || magic, version || port || own nonce || peer's nonce)
+    accepting     admission, one byte: the server may have dropped this connection in a flood of strangers until then
     then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes
 
 The port (u32) is the accepting side's. As in native/transport/auth.h, roles tell the sides apart, so a reflected
@@ -20,10 +21,11 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import messages
 
-_MAGIC = b"BVHe\x03\0\0\0"
+_MAGIC = b"BVHe\x04\0\0\0"
 _NONCE_SIZE = 32
 HELLO_SIZE = len(_MAGIC) + _NONCE_SIZE
 PROOF_SIZE = hashlib.sha256().digest_size
+ADMISSION = b"+"
 MESSAGE_MAX = 1 << 16
 
 CONNECTED, ACCEPTED = b"c", b"a"
@@ -131,6 +133,7 @@ class Connection:
             self._socket.sendall(handshake.hello)
             self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
+            self._exactly(len(ADMISSION))
             self._socket.settimeout(None)
             enable_keepalive(self._socket)
         except BaseException:

@@ -76,6 +76,7 @@ class Server:
         writer.write(handshake.hello)
         writer.write(handshake.answer(await reader.readexactly(channel.HELLO_SIZE)))
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))
+        writer.write(channel.ADMISSION)
 
     def close(self):
         """Closes all connections, and ends the thread. Idempotent."""

@@ -197,6 +197,22 @@ def test_a_job_starts_among_strangers(rendezvous, pool):
         assert len({one.result(60) for one in coming}) == 1
 
 
+def test_a_rank_dropped_before_its_proof_is_read_comes_again(rendezvous, pool, monkeypatch):
+    """As in a flood of strangers. The server's proof has been sent by then."""
+    dropped, check = [], channel.Handshake.check
+
+    def check_of_strangers_first(self, proof):
+        if self._role == channel.ACCEPTED and not dropped:
+            dropped.append(self)
+            raise EOFError
+        check(self, proof)
+
+    monkeypatch.setattr(channel.Handshake, "check", check_of_strangers_first)
+    coming = [pool.submit(come, rendezvous.port, rank, 2) for rank in range(2)]
+    assert len({one.result(60) for one in coming}) == 1
+    assert dropped
+
+
 def test_signals_are_served_while_a_rank_waits(rendezvous):
     class Stop(Exception):
         pass

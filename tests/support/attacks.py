@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-JOB = b"BVHe\x03\0\0\0"      # the first bytes of a hello: job/channel.py
-HELLO_SIZE, PROOF_SIZE = 40, 32
+JOB = b"BVHe\x04\0\0\0"      # the first bytes of a hello: job/channel.py
+HELLO_SIZE, PROOF_SIZE, ADMISSION_SIZE = 40, 32, 1
 _SECONDS = 60       # far longer than a service takes to hang up on a busy machine
 
 
@@ -93,7 +93,7 @@ def proven(address, secret):
     bound = b"c" + JOB + struct.pack("<I", address[1])
     proof = hmac.digest(secret, bound + hello[-32:] + theirs[-32:], hashlib.sha256)
     connection.sendall(proof)
-    exactly(connection, PROOF_SIZE)
+    exactly(connection, PROOF_SIZE + ADMISSION_SIZE)
     return connection, hello + proof
 
 
