@@ -282,18 +282,12 @@ def test_never_what_is_not_usable_and_never_again_what_loses(history, usable):
     for before, verdict, *_ in taken:
         assert verdict.plan not in barred
         barred |= {before} if verdict.why == "losses" else set()
-    assert barred == hysteresis.barred
+    assert barred == {plan for plan, barred in enumerate(hysteresis.barred) if barred}
 
 
 @given(HISTORY)
-def test_equal_histories_decide_alike_whether_kept_or_not(history):
-    whole, taken = run(history)
-    again, same = run(history)
-    assert taken == same and whole == again
-    kept = Hysteresis.of_dict(whole.as_dict())
-    assert kept == whole
-    more = 25 * (len(history) + 1), 5000, [4000, 3000, 2000, 1000], (True,) * 4
-    assert kept.decide(*more) == whole.decide(*more)
+def test_equal_histories_decide_alike(history):
+    assert run(history) == run(history)
 
 
 @given(HISTORY)
