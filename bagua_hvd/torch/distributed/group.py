@@ -137,20 +137,14 @@ class ProcessGroup(Reductions, Movements):
     # --------------------------------------------------------------------------------- messages and barriers ----
 
     def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.send(given, rank, tag)
         tensor = dense(self._one(given, "send"))
         operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
         return self._work(operation, given, f"send to rank {rank} with tag {tag}")
 
     def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.recv(given, rank, tag)
         return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.recv_anysource(given, tag)
         return self._receive(given, self._point_to_point.receive_any, f"recv from any rank with tag {tag}", tag)
 
     def _receive(self, given, receive, what, *arguments):

@@ -2,7 +2,6 @@
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
@@ -17,8 +16,6 @@ class Movements(OtherDevices):
     """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
 
     def broadcast(self, given: Tensors, opts: Any) -> Work:
-        if other := self._other(given[0]):
-            return other.broadcast(given, opts)
         name, what = self._begin("broadcast")
         sources = [dense(tensor) for tensor in given]
         flat = [tensors.movable(source) for source in sources]
@@ -32,8 +29,6 @@ class Movements(OtherDevices):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.all_gather_single_coalesced(outputs, inputs, opts)
         name, what = self._begin("all_gather_into_tensor")
         size = len(self._ranks)
         for output, given in zip(outputs, inputs, strict=True):
@@ -55,8 +50,6 @@ class Movements(OtherDevices):
 
     def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
-        if other := self._other(given):
-            return other.allgather(output_lists, inputs, opts)
         if len(outputs) != len(self._ranks):
             raise ValueError(f"all_gather: {len(outputs)} outputs for {len(self._ranks)} ranks")
         if any(output.numel() != given.numel() for output in outputs):
@@ -65,8 +58,6 @@ class Movements(OtherDevices):
         return self._allgather([outputs], [given], opts, "all_gather")
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.allgather_coalesced(output_lists, inputs, opts or AllgatherOptions())
         # Given by rank, needed by tensor.
         return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
                                "all_gather_coalesced")
@@ -98,24 +89,18 @@ class Movements(OtherDevices):
 
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Work:
         given = self._one(inputs, "gather")
-        if other := self._other(given):
-            return other.gather(output_lists, inputs, opts)
         name, what = self._begin("gather")
         outputs = self._by_rank(output_lists, what) if opts.rootRank == self._rank else {}
         return self._exchange(outputs, {opts.rootRank: given}, opts, name, what)
 
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "scatter")
-        if other := self._other(output):
-            return other.scatter(outputs, input_lists, opts)
         name, what = self._begin("scatter")
         inputs = self._by_rank(input_lists, what) if opts.rootRank == self._rank else {}
         return self._exchange({opts.rootRank: output}, inputs, opts, name, what)
 
     def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor, output_splits: list[int],
                           input_splits: list[int], opts: Any = None) -> Work:
-        if other := self._other(given):
-            return other.all_to_all_single(output, given, output_splits, input_splits, opts)
         name, what = self._begin("all_to_all_single")
         source, result = dense(given), dense(output)
         sent, received = (dict(enumerate(tensor.view(-1).split(self._counts(splits, tensor, what))))
@@ -136,8 +121,6 @@ class Movements(OtherDevices):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.alltoall(outputs, inputs, opts)
         name, what = self._begin("all_to_all")
         return self._exchange(self._by_rank([outputs], what), self._by_rank([inputs], what), opts, name, what)
 

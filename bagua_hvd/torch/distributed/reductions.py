@@ -23,19 +23,13 @@ class Reductions(OtherDevices):
         tensor = self._one(given, "allreduce")
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
-        if not tensor.is_cpu and (other := self._other(tensor)):
-            return other.allreduce(given, opts)
         return self._reduce(given, given, opts, "all_reduce")
 
     def allreduce_coalesced(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        if other := self._other(given[0]):
-            return other.allreduce_coalesced(given, opts)
         return self._reduce(given, given, opts, "all_reduce_coalesced")
 
     def reduce(self, given: Tensors, opts: Any) -> Work:
-        if other := self._other(given[0]):
-            return other.reduce(given, opts)
         mine = opts.rootRank == self._rank
         return self._reduce(given, given if mine else [torch.empty_like(dense(t)) for t in given], opts, "reduce")
 
@@ -74,8 +68,6 @@ class Reductions(OtherDevices):
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
         parts = [dense(part) for part in self._one(inputs, "reduce_scatter")]
-        if other := self._other(output):
-            return other.reduce_scatter(outputs, inputs, opts)
         if any(part.shape != output.shape for part in parts):
             return self._reduce_uneven(output, parts, opts)
         return self._reduce_scatter([output], [torch.cat([part.reshape(1, -1) for part in parts])], opts,
@@ -94,8 +86,6 @@ class Reductions(OtherDevices):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        if other := self._other(outputs[0]):
-            return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
         return self._reduce_scatter(outputs, [dense(tensor) for tensor in inputs], opts, "reduce_scatter_tensor")
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
