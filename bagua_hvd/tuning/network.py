@@ -114,7 +114,7 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     """Measures the network. Collective; blocks for two seconds at most if 32 KiB take no longer than 100 ms.
 
     Args:
-        name: of the operations. speeds: from Speeds, for the same codecs on all ranks.
+        name: of the operations. speeds: of speeds(), for the same codecs on all ranks.
     Raises:
         HorovodInternalError: a rank was lost.
     """

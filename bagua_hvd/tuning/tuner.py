@@ -22,7 +22,7 @@ from bagua_hvd.tuning.hysteresis import Hysteresis
 from bagua_hvd.tuning.network import Measured, measure
 from bagua_hvd.tuning.predict import Part, Predictor, total_line_bytes
 from bagua_hvd.tuning.record import Decision, Record
-from bagua_hvd.tuning.speeds import Speeds
+from bagua_hvd.tuning.speeds import speeds
 from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
@@ -172,9 +172,9 @@ class Tuner:
         self._model.timing = None       # it would grow
 
     def _measure(self) -> Iterator[int]:
-        speeds = Speeds(self._codecs)       # while the next step computes
+        found = speeds(self._codecs)        # while the next step computes
         yield 1
-        measured = measure(f"{self._model.name}.measure", self._model.group, speeds.wait())
+        measured = measure(f"{self._model.name}.measure", self._model.group, found.result())
         if self._measured is not None:
             self._spare_us -= measured.spent
         self._measured = measured

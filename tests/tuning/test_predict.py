@@ -15,7 +15,7 @@ from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
 from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, critical_hops, extrapolated_us
 from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, RATE_KNOWN_TO, Part, Predictor, total_line_bytes
-from bagua_hvd.tuning.speeds import Speeds
+from bagua_hvd.tuning.speeds import speeds
 from bagua_hvd.tuning.tuner import Plan, Tuner
 from bagua_hvd.tuning.window import POINTS, Window, points, window
 
@@ -225,7 +225,7 @@ def test_memory_that_is_left(tmp_path, monkeypatch):
 
 
 def test_codecs_have_speeds():
-    assert all(encode > 0 and decode > 0 for encode, decode in Speeds(CODECS).wait())
+    assert all(encode > 0 and decode > 0 for encode, decode in speeds(CODECS).result())
 
 
 # ------------------------------------------------------------------------------------------------------------- windows
