@@ -42,7 +42,7 @@ class Async(LocalSteps):
         sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
         warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
         max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
-            must make the same number of steps, or end with abort(). None: see Patience (rounds.py).
+            must make the same number of steps, or end with abort(). None: see Rounds (rounds.py).
     """
 
     safety = Safety.E4

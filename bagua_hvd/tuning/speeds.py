@@ -26,7 +26,7 @@ def _ps(codec: Codec) -> tuple[int, int]:
 
 
 def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
-    """(ps to encode an element, ps to decode one) for each codec; all take float32. A thread that starts now measures."""
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures."""
     pool = ThreadPoolExecutor(1, "codecs' speeds")
     found = pool.submit(lambda: [_ps(codec) for codec in codecs])
     pool.shutdown(wait=False)
