@@ -17,7 +17,6 @@ from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.distributed import start, tensors
-from bagua_hvd.torch.distributed.movements import Movements
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
 from bagua_hvd.torch.distributed.tensors import Tensors, dense
@@ -42,7 +41,7 @@ def create(backend_options: Any, options: Any) -> Any:
         raise
 
 
-class ProcessGroup(Reductions, Movements):
+class ProcessGroup(Reductions):
     """Some ranks of the job; see Group."""
 
     # ------------------------------------------------------------------------------------------- properties ----
@@ -66,14 +65,6 @@ class ProcessGroup(Reductions, Movements):
         return self._group_desc
 
     _group_name = _group_desc = ""
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return len(self._ranks)
-
-    getRank, getSize = rank, size
 
     @property
     def process_set(self) -> ProcessSet:
@@ -156,5 +147,5 @@ class ProcessGroup(Reductions, Movements):
 
     def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")
-        operation = self._post(native.BARRIER, name, blocking=opts is not None and not opts.asyncOp)
+        operation = self._post(native.BARRIER, name, opts=opts)
         return self._work(operation, [], what, opts)

@@ -19,8 +19,8 @@ class Movements(OtherDevices):
         name, what = self._begin("broadcast")
         sources = [dense(tensor) for tensor in given]
         flat = [tensors.movable(source) for source in sources]
-        operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat],
-                               root_rank=self._ranks[opts.rootRank], blocking=not getattr(opts, "asyncOp", True))
+        operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat], opts,
+                               root_rank=self._ranks[opts.rootRank])
         return self._work(operation, given, what, opts, tensors.copying(given, sources))
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
@@ -29,7 +29,13 @@ class Movements(OtherDevices):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        name, what = self._begin("all_gather_into_tensor")
+        return self._gather_rows(outputs, inputs, opts, "all_gather_into_tensor")
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gather_rows(self, outputs, inputs, opts, what):
+        """Gathers each input into an output that has a row, or a part of equal size, for each rank."""
+        name, what = self._begin(what)
         size = len(self._ranks)
         for output, given in zip(outputs, inputs, strict=True):
             if output.numel() != size * given.numel() or output.dtype != given.dtype:
@@ -41,12 +47,9 @@ class Movements(OtherDevices):
                    for output in outputs]
         sources = tensors.apart(sources, results)
         operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)],
-                               blocking=opts is not None and not opts.asyncOp)
+                               [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)], opts)
         return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, results if straight else lambda: [self._in_group_order(r.view(size, -1)) for r in results]))
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+            outputs, results if straight else lambda: [r.view(size, -1)[self._places] for r in results]))
 
     def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
@@ -63,15 +66,10 @@ class Movements(OtherDevices):
                                "all_gather_coalesced")
 
     def _allgather(self, output_lists, inputs, opts, what):
-        name, what = self._begin(what)
-        sources = [dense(tensor) for tensor in inputs]
-        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
-        operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)],
-                               blocking=opts is not None and not opts.asyncOp)
+        gathered = [dense(given).new_empty((len(self._ranks), *given.shape)) for given in inputs]
         outputs = [output for of_tensor in output_lists for output in of_tensor]
-        return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, lambda: [rows[self._place(rank)] for rows in gathered for rank in range(len(self._ranks))]))
+        return self._gather_rows(gathered, inputs, opts, what).then(
+            tensors.copying(outputs, lambda: [part for rows in gathered for part in rows]), outputs)
 
     def _take_parts(self, operation, views, like, outputs, what, received):
         """Copies the core's result, the concatenated parts of the ranks, into `outputs`, a dict by rank.

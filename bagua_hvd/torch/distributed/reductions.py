@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import sparse, tensors
-from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.tensors import Tensors, dense, reduce_rows, row, rows_of
+from bagua_hvd.torch.distributed.movements import Movements
+from bagua_hvd.torch.distributed.tensors import Tensors, dense, reduce_rows, rows_of
 from bagua_hvd.torch.distributed.works import Work
 from bagua_hvd.torch.frontend import frontend
 
 
-class Reductions(OtherDevices):
+class Reductions(Movements):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
 
     _warned = False     # whether it has warned that pg_options do not apply
@@ -35,18 +35,20 @@ class Reductions(OtherDevices):
 
     def _reduce(self, inputs, outputs, opts, what):
         """Reduces all tensors in one operation. outputs: the same tensors, or others of the same shapes."""
-        op, native_op = opts.reduceOp, tensors.NATIVE_OPS.get(tensors.kind_of(opts.reduceOp))
-        may_relax = what.startswith("all_reduce")
-        name, what = self._begin(what)
+        op = opts.reduceOp
         sources = [dense(tensor) for tensor in inputs]
         if not tensors.reduces_natively(sources, op):
-            return self._gather_and_reduce(name, sources, outputs, op, what, opts)
+            gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
+            return self._gather_rows(gathered, sources, opts, what).then(
+                tensors.copying(outputs, lambda: [reduce_rows(rows, op) for rows in gathered]), outputs)
+        may_relax = what.startswith("all_reduce")
+        name, what = self._begin(what)
         results = sources if outputs is inputs else outputs
         operation = self._relaxed(name, sources, op) if may_relax else None
         if operation is None:
             operation = self._post(
-                native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
-                op=native_op, prescale_factor=tensors.prescale_of(op), blocking=not getattr(opts, "asyncOp", True),
+                native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)], opts,
+                op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
             )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
 
@@ -57,13 +59,6 @@ class Reductions(OtherDevices):
         operation = self.options.communicate(sources[0], name, self._number, self._set,
                                              native_op == native.OP_AVERAGE, tensors.prescale_of(op))
         return None if operation is None else self._waiter(operation, sources[0])
-
-    def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
-        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
-        operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)])
-        return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, lambda: [reduce_rows(self._in_group_order(rows), op) for rows in gathered]))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
@@ -115,8 +110,7 @@ class Reductions(OtherDevices):
         operation = self._post(
             native.REDUCESCATTER, name,
             [frontend.view(whole, result) for whole, result in
-             zip(tensors.apart(wholes, results), results, strict=True)],
+             zip(tensors.apart(wholes, results), results, strict=True)], opts,
             op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
-            blocking=not opts.asyncOp,
         )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
