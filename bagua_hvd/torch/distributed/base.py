@@ -26,7 +26,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, store: Any, rank: int, ranks: Any, timeout: Any, options: Any = None,
-                 started: float | None = None) -> None:
+                 started: int | None = None) -> None:
         super().__init__(rank, len(ranks))
         self._rank, self._ranks = rank, ranks
         self._started = started
