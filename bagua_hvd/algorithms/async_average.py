@@ -58,15 +58,8 @@ class Async(LocalSteps):
         self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
 
-    def full_step(self, model: Model | None) -> bool:
-        # After the warm-up ranks may be in different steps.
-        return model is not None and model.step < self.warmup_steps
-
     def prepare(self, model: Model) -> None:
         self._models.add(model)
-
-    def takes_more(self, model: Model) -> bool:
-        return "rounds" not in model.scratch or self._rounds(model).stopped
 
     def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:

@@ -102,11 +102,6 @@ class DiLoCo(LocalSteps):
     def runs_alone(self) -> bool:
         return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0 or self.quorum is not None
 
-    def full_step(self, model: Model | None) -> bool:
-        if self.quorum is None:
-            return super().full_step(model)
-        return model is not None and model.step < self.warmup_steps
-
     def prepare(self, model: Model) -> None:
         self._models.add(model)
 
@@ -120,9 +115,6 @@ class DiLoCo(LocalSteps):
         """This rank takes part again from its next step on, with the others' theta. Call it on all ranks."""
         for model in self._models:
             model.scratch.pop("rounds", None)
-
-    def takes_more(self, model: Model) -> bool:
-        return "rounds" not in model.scratch or model.scratch["rounds"].has_left
 
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:

@@ -308,7 +308,7 @@ class QuorumRounds:
     Raises:
         HorovodInternalError: the server cannot be reached. ValueError: it serves another training.
     Attributes:
-        has_left: this rank no longer takes part.
+        stopped: this rank no longer takes part.
     """
 
     def __init__(self, settings: Any, model: Model) -> None:
@@ -317,7 +317,7 @@ class QuorumRounds:
                        if (part := Part.of(bucket, p, fragments))]
         for part in self._parts:
             part.age = (fragments - part.p - 1) * settings.communication_interval // fragments
-        self.has_left = False
+        self.stopped = False
         # A job with a single rank has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
         address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
@@ -341,7 +341,7 @@ class QuorumRounds:
         Raises:
             HorovodInternalError: the server has ended.
         """
-        if self.has_left:
+        if self.stopped:
             return
         if self._is_new:        # its step did not start from theta
             self._is_new = False
@@ -358,7 +358,7 @@ class QuorumRounds:
 
     def leave(self) -> None:
         """Stops taking part."""
-        self.has_left = True
+        self.stopped = True
         self._link.close()
 
     def _send_due(self) -> None:
