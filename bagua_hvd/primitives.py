@@ -235,14 +235,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    _check("a bool", _BOOL, average=average)
-    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
-    return context().post(
-        native.ALLREDUCE, values.name, values.views, process_set=registered_id(group),
-        op=native.OP_AVERAGE if average else native.OP_SUM,
-        prescale_factor=values.prescale_factor * prescale_factor,
-        postscale_factor=values.postscale_factor * postscale_factor,
-    )
+    return _reduce(native.ALLREDUCE, values, registered_id(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -269,8 +262,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
         ValueError: the error state does not fit.
     """
     values, id = _values(bucket, name, out), registered_id(group)
-    _check("a bool", _BOOL, average=average, hierarchical=hierarchical)
-    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
@@ -278,15 +270,21 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
+    return _reduce(
+        native.C_LP_S, values, id, average, prescale_factor, postscale_factor,
+        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical, owner=error,
+        **(error.fields() if error else {}), **_codec_fields(codec, seed),
+    )
+
+
+def _reduce(kind: int, values: _Values, id: int, average: bool, prescale_factor: float, postscale_factor: float,
+            **fields: Any) -> Posted:
+    _check("a bool", _BOOL, average=average)
+    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     return context().post(
-        native.C_LP_S, values.name, values.views, process_set=id,
-        op=native.OP_AVERAGE if average else native.OP_SUM,
+        kind, values.name, values.views, process_set=id, op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
-        postscale_factor=values.postscale_factor * postscale_factor,
-        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical,
-        owner=error,
-        **(error.fields() if error else {}),
-        **_codec_fields(codec, seed),
+        postscale_factor=values.postscale_factor * postscale_factor, **fields,
     )
 
 

@@ -212,11 +212,6 @@ def valid_codec(codec: Codec) -> Codec:
     return codec
 
 
-def blocks(count: int, size: int = 1 << 16) -> list[slice]:
-    """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
-    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
-
-
 def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True,
                 name: str = "error", count: int | None = None) -> ErrorState:
     """The bucket's error-feedback state; zeros at first, and after a change of the number of ranks.
