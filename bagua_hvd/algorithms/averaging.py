@@ -6,7 +6,6 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
 
-
 _IN_CACHE = 1 << 16         # elements
 
 
