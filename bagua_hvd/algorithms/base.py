@@ -230,8 +230,6 @@ def without_loss(bucket: Bucket) -> Codec:
 
 
 _registry: dict[str, type[Algorithm]] = {}
-# The names to choose from first, mildest first.
-_MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
 # Names of earlier versions, and their replacements.
 _RETIRED = {
     "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
@@ -259,11 +257,6 @@ def register(name: str, cls: type[Algorithm]) -> None:
 def names() -> list[str]:
     """The registered names, sorted."""
     return sorted(_registry)
-
-
-def menu() -> list[str]:
-    """The names to choose from first, mildest first."""
-    return [name for name in _MENU if name in _registry]
 
 
 def _unknown(name: str) -> ValueError:
