@@ -171,6 +171,16 @@ def test_refusals(arguments, sentence):
         Auto(**arguments)
 
 
+def test_a_model_ends_before_the_auto_that_served_it():
+    class Model:
+        cut_by_user = False
+
+    served, model = Auto(up_to="E1"), Model()
+    assert served.plan(model)["algorithm"] == "gradient_allreduce" and len(served._tuners) == 1
+    del model
+    assert not served._tuners
+
+
 def test_autotune_is_auto(monkeypatch):
     monkeypatch.delenv("BAGUA_ALGORITHM", raising=False)
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "1")
