@@ -18,7 +18,6 @@ import torch
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
-from bagua_hvd.core import completions
 from bagua_hvd.core.operations import Posted
 
 
@@ -106,7 +105,7 @@ class Awaited:
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         # Not on the thread that ends it: the callback may wait for a later operation.
-        self._future.add_done_callback(lambda _: completions.call(callback))
+        self._future.add_done_callback(lambda _: threading.Thread(target=callback, daemon=True).start())
 
 
 class Work(_Work):
