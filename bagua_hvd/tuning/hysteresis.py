@@ -91,18 +91,21 @@ class Hysteresis:
             self.candidate = None
             return Verdict(self.plan, "", measured)
         if plan != self.candidate:
-            self.candidate, self.windows, self.promised, self.best_us = plan, 0, expected, measured
-        self.windows += 1
-        self.promised, self.best_us = min(self.promised, expected), min(self.best_us, measured)
-        if self.windows < WINDOWS:
+            self.candidate, self.windows, self.promised = plan, 0, expected
+        self.promised = min(self.promised, expected)
+        if not self._count(measured):
             return Verdict(self.plan, "", measured)
         self.before_us = self.best_us
         return self._take(plan, "gain", step, self.promised, before=self.plan)
 
-    def _try(self, before: int, step: int, measured: int, predicted: Sequence[int]) -> Verdict:
+    def _count(self, measured: int) -> bool:
+        """Counts a window of the candidate, or of the plan on trial. Returns whether it was the last one."""
         self.best_us = min(measured, self.best_us) if self.windows else measured
         self.windows += 1
-        if self.windows < WINDOWS:
+        return self.windows >= WINDOWS
+
+    def _try(self, before: int, step: int, measured: int, predicted: Sequence[int]) -> Verdict:
+        if not self._count(measured):
             return Verdict(self.plan, "", measured)
         self.before = None
         if 2 * (self.before_us - self.best_us) >= self.before_us - self.promised:

@@ -37,28 +37,25 @@ class Reductions(Movements):
         """Reduces all tensors in one operation. outputs: the same tensors, or others of the same shapes."""
         op = opts.reduceOp
         sources = [dense(tensor) for tensor in inputs]
-        if not tensors.reduces_natively(sources, op):
+        native_op = tensors.native_op(sources, op)
+        if native_op is None:
             gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
             return self._gather_rows(gathered, sources, opts, what).then(
                 tensors.copying(outputs, lambda: [reduce_rows(rows, op) for rows in gathered]), outputs)
-        may_relax = what.startswith("all_reduce")
+        may_relax = self.options.relaxed and what.startswith("all_reduce")
         name, what = self._begin(what)
         results = sources if outputs is inputs else outputs
-        operation = self._relaxed(name, sources, op) if may_relax else None
+        operation = None
+        if may_relax and len(sources) == 1 and native_op in (native.OP_SUM, native.OP_AVERAGE):
+            relaxed = self.options.communicate(sources[0], name, self._number, self._set,
+                                               native_op == native.OP_AVERAGE, tensors.prescale_of(op))
+            operation = None if relaxed is None else self._waiter(relaxed, sources[0])
         if operation is None:
             operation = self._post(
                 native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)], opts,
-                op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
+                op=native_op, prescale_factor=tensors.prescale_of(op),
             )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
-
-    def _relaxed(self, name, sources, op):
-        native_op = tensors.NATIVE_OPS[tensors.kind_of(op)]
-        if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
-            return None
-        operation = self.options.communicate(sources[0], name, self._number, self._set,
-                                             native_op == native.OP_AVERAGE, tensors.prescale_of(op))
-        return None if operation is None else self._waiter(operation, sources[0])
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
@@ -90,16 +87,14 @@ class Reductions(Movements):
         if self.options.relaxed and not self._warned:
             self._warned = True
             warnings.warn("pg_options of \"bagua\" apply to all_reduce only: reduce_scatter and all_gather, which FSDP "
-                          "uses, move full precision", stacklevel=3)
-        wholes = [rows_of(source, size) if tensors.reduces_natively(sources, op) else source.view(size, -1)
-                  for source in sources]
+                          "uses, move full precision", stacklevel=4)
+        wholes = [rows_of(source, size) for source in sources]
         for whole, output in zip(wholes, outputs, strict=True):
             if whole.numel() != size * output.numel() or whole.dtype != output.dtype:
                 raise ValueError(f"{what}: an input of {whole.numel()} elements of {whole.dtype} does not give {size} "
                                  f"ranks an output of {output.numel()} of {output.dtype}")
-        natively = tensors.reduces_natively(sources, op) and tensors.NATIVE_OPS[tensors.kind_of(op)] in (
-            native.OP_SUM, native.OP_AVERAGE)
-        if not natively:
+        native_op = tensors.native_op(sources, op)
+        if native_op not in (native.OP_SUM, native.OP_AVERAGE):
             reduced = [torch.empty_like(whole) for whole in wholes]
             work = self._reduce(wholes, reduced, opts, what)
             return work.then(tensors.copying(outputs, lambda: [whole[self._rank] for whole in reduced]), outputs)
@@ -111,6 +106,6 @@ class Reductions(Movements):
             native.REDUCESCATTER, name,
             [frontend.view(whole, result) for whole, result in
              zip(tensors.apart(wholes, results), results, strict=True)], opts,
-            op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
+            op=native_op, prescale_factor=tensors.prescale_of(op),
         )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
