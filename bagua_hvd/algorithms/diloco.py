@@ -35,9 +35,10 @@ from bagua_hvd.algorithms.base import checked, error_state, fraction, not_negati
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import QuorumRounds
-from bagua_hvd.algorithms.sum_in_flight import SumInFlight, sum_in_flight
+from bagua_hvd.algorithms.sum_in_flight import SumInFlight
 from bagua_hvd.codecs import Codec, block
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -191,4 +192,12 @@ def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback
 
 def _sum_in_flight(fragment: Fragment) -> SumInFlight:
     theta, _ = fragment.outer()
-    return sum_in_flight(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)
+
+    def make() -> SumInFlight:
+        for sent in list(runtime.in_flight):        # a dropped one may still use the name
+            sent.wait_all()
+        return SumInFlight(theta.size, theta.dtype)
+
+    kept: SumInFlight = fragment.bucket.state.keep(f"travelling.{fragment.p}", make, shared=True,
+                                                   fits=lambda kept: kept.count == theta.size)
+    return kept
