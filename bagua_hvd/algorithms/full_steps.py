@@ -105,7 +105,7 @@ class LocalSteps(FullSteps):
         return super().full_step(model)
 
     def takes_more(self, model: Model) -> bool:
-        return "rounds" not in model.scratch or model.scratch["rounds"].stopped
+        return "rounds" not in model.scratch or model.scratch["rounds"].stopped     # in which all buckets are equal
 
     def communicates_gradients(self, model: Model) -> bool:
         return self.full_step(model)
