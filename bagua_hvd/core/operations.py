@@ -273,7 +273,7 @@ class Posting:
             received: received_splits() will be called.
             owner: kept alive until the operation ends, like the owners of the tensors (for error states, replicas).
             stream: the framework's stream that wrote the tensors on a GPU; None: the current one.
-            primitive: other fields of struct bhvd_args, as cffi takes them.
+            primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
         Returns:
             An Operation, or Ended.
         Raises:

@@ -96,6 +96,11 @@ def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]
     return moved
 
 
+def floats(array: np.ndarray | None) -> Any:
+    """Pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; NULL for None."""
+    return NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+
+
 class DeviceArray:
     """A contiguous float32 host array whose newest values may be on a GPU, where an operation left them.
 
@@ -108,7 +113,7 @@ class DeviceArray:
     def __init__(self, array: np.ndarray) -> None:
         if array_view(array).dtype != FLOAT32:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
-        self.array, self.size, self.floats = array, array.size, ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+        self.array, self.size, self.floats = array, array.size, floats(array)
         self.pointer = ffi.gc(lib.bhvd_device_array_create(self.floats, self.size), lib.bhvd_device_array_destroy)
         if self.pointer == NULL:
             raise MemoryError("no memory for the device copy of an array")

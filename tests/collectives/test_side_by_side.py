@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from bagua_hvd.core import native
+from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
 from low_precision import CODECS
 from world import World, view
@@ -84,8 +84,7 @@ def d_lp_s(context, name, rank, n, count=LARGE // 4, hosts="AABB"):
     mean = np.mean([other + 1.0 for other in range(n) if hosts[other] == hosts[rank]])
     x, replicas = np.full(count, rank + 1.0, np.float32), [np.zeros(count, np.float32) for _ in range(3)]
     return (context.post(native.D_LP_S, name, [view(x, "float32", "in place")], hierarchical=1,
-                         replicas=[native.ffi.cast("float *", each.ctypes.data) for each in replicas],
-                         **CODECS[0].fields()),
+                         replicas=[vectors.floats(x) for x in replicas], **CODECS[0].fields()),
             lambda: np.allclose(replicas[0], mean, rtol=1e-6))
 
 
