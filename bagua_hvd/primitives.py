@@ -58,7 +58,42 @@ __all__ = [
 _seeds = itertools.count(1)
 
 
-class ErrorState:
+def _array(name: str) -> Any:
+    """A property of a _DeviceState: the array of this name, None if it is not kept."""
+    return property(lambda self: self._kept[name].fetch() if name in self._kept else None,
+                    lambda self, array: self._kept.update({name: vectors.DeviceArray(array)}))
+
+
+class _DeviceState:
+    """Contiguous float32 NumPy arrays, which GPU operations keep on the GPU: reading an attribute waits for them."""
+
+    def __init__(self, **arrays: np.ndarray | None) -> None:
+        self._kept = {name: vectors.DeviceArray(array) for name, array in arrays.items() if array is not None}
+
+    def _pointers(self, *names: str) -> tuple[list[Any], list[Any]]:
+        """The host arrays and their copies on a GPU, for Context.post."""
+        kept = [self._kept.get(name) for name in names]
+        return ([native.ffi.NULL if each is None else each.floats for each in kept],
+                [native.ffi.NULL if each is None else each.pointer for each in kept])
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: kept.fetch() for name, kept in self._kept.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this rank."""
+        return {name: array.tobytes() for name, array in self._arrays().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Returns False, and changes nothing, when the state is of another size, such as of other ranks."""
+        arrays = self._arrays()
+        if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
+            return False
+        for name, array in arrays.items():
+            array[:] = np.frombuffer(state[name], array.dtype)
+        return True
+
+
+class ErrorState(_DeviceState):
     """The float32 state of error feedback, zero at first. GPU operations keep it on the GPU: reading waits for them.
 
     Attributes:
@@ -69,31 +104,18 @@ class ErrorState:
         ValueError: an attribute is set to anything but a contiguous, writable float32 NumPy array.
     """
 
+    worker = _array("worker")
+    server = _array("server")
+
     def __init__(self, count: int, size: int, hierarchical: bool = False) -> None:
         _check("an integer", INTEGERS, count=count, size=size)
-        self.worker = np.zeros(count, np.float32)
-        self.server = np.zeros(self._server_count(count, size, hierarchical), np.float32)
-
-    @property
-    def worker(self) -> np.ndarray:
-        return self._worker.fetch()
-
-    @worker.setter
-    def worker(self, array: np.ndarray) -> None:
-        self._worker = vectors.DeviceArray(array)
-
-    @property
-    def server(self) -> np.ndarray:
-        return self._server.fetch()
-
-    @server.setter
-    def server(self, array: np.ndarray) -> None:
-        self._server = vectors.DeviceArray(array)
+        super().__init__(worker=np.zeros(count, np.float32),
+                         server=np.zeros(self._server_count(count, size, hierarchical), np.float32))
 
     def fields(self) -> dict[str, Any]:
         """Arguments of Context.post."""
-        return {"worker_error": self._worker.floats, "server_error": self._server.floats,
-                "worker_copy": self._worker.pointer, "server_copy": self._server.pointer}
+        (worker, server), (worker_copy, server_copy) = self._pointers("worker", "server")
+        return {"worker_error": worker, "server_error": server, "worker_copy": worker_copy, "server_copy": server_copy}
 
     @staticmethod
     def _server_count(count: int, size: int, hierarchical: bool) -> int:
@@ -101,13 +123,12 @@ class ErrorState:
 
     def fits(self, count: int, size: int, hierarchical: bool = False) -> bool:
         """Whether it was made for `count` elements over `size` ranks."""
-        return self._worker.size == count and self._server.size == self._server_count(count, size, hierarchical)
+        return [kept.size for kept in self._kept.values()] == [count, self._server_count(count, size, hierarchical)]
 
     def copy(self) -> ErrorState:
         """A copy; on the GPU if the values are there."""
         other = object.__new__(ErrorState)
-        other._worker, other._server = (
-            kept.copy(np.empty(kept.size, np.float32)) for kept in (self._worker, self._server))
+        other._kept = {name: kept.copy(np.empty(kept.size, np.float32)) for name, kept in self._kept.items()}
         return other
 
     def scale(self, factor: float) -> None:
@@ -115,19 +136,11 @@ class ErrorState:
         for array in self._arrays().values():
             array *= np.float32(factor)
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return {"worker": self.worker, "server": self.server}
 
-    def state_dict(self) -> dict[str, Any]:
-        return _dump(self._arrays())
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Returns False, and changes nothing, when the state is of another size (another number of ranks)."""
-        return _load(self._arrays(), state)
-
-
-class Replicas:
+class Replicas(_DeviceState):
     """The values that a rank and its ring neighbours have sent so far, equal on all ranks that hold a copy.
+
+    A checkpoint must hold the state_dict() of every rank, or all ranks must start equal again.
 
     Args:
         own, left, right: contiguous float32 NumPy arrays of one element for each value, or None: not kept. Left is the
@@ -137,60 +150,24 @@ class Replicas:
         ValueError: an array is anything else.
     """
 
+    own = _array("own")
+    left = _array("left")
+    right = _array("right")
+
     def __init__(self, own: Any, left: Any, right: Any) -> None:
-        self._arrays = [None if array is None else vectors.DeviceArray(array) for array in (own, left, right)]
-
-    @property
-    def own(self) -> Any:
-        return self._fetched(0)
-
-    @property
-    def left(self) -> Any:
-        return self._fetched(1)
-
-    @property
-    def right(self) -> Any:
-        return self._fetched(2)
+        super().__init__(own=own, left=left, right=right)
 
     def fits(self, count: int) -> bool:
         """Whether the kept replicas have `count` elements."""
-        return all(kept is None or kept.size == count for kept in self._arrays)
-
-    def _fetched(self, place: int) -> np.ndarray | None:
-        kept = self._arrays[place]
-        return None if kept is None else kept.fetch()
+        return all(kept.size == count for kept in self._kept.values())
 
     def fields(self, count: int) -> dict[str, Any]:
         """Arguments of Context.post, for values of `count` elements. ValueError: the replicas do not fit."""
-        for kept in self._arrays:
-            if kept is not None and kept.size != count:
+        for kept in self._kept.values():
+            if kept.size != count:
                 raise ValueError(f"a replica is float32{list(kept.array.shape)}, not float32[{count}]")
-        return {"replicas": [native.ffi.NULL if kept is None else kept.floats for kept in self._arrays],
-                "replica_copies": [native.ffi.NULL if kept is None else kept.pointer for kept in self._arrays]}
-
-    def _kept(self) -> dict[str, np.ndarray]:
-        kept = {"own": self.own, "left": self.left, "right": self.right}
-        return {name: array for name, array in kept.items() if array is not None}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of this rank: a checkpoint must hold that of every rank, or all ranks must start equal again."""
-        return _dump(self._kept())
-
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Returns False, and changes nothing, when the state is of another size."""
-        return _load(self._kept(), state)
-
-
-def _dump(arrays: dict[str, np.ndarray]) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in arrays.items()}
-
-
-def _load(arrays: dict[str, np.ndarray], state: dict[str, bytes]) -> bool:
-    if arrays.keys() != state.keys() or any(len(state[name]) != array.nbytes for name, array in arrays.items()):
-        return False
-    for name, array in arrays.items():
-        array[:] = np.frombuffer(state[name], array.dtype)
-    return True
+        arrays, copies = self._pointers("own", "left", "right")
+        return {"replicas": arrays, "replica_copies": copies}
 
 
 class _Values(NamedTuple):
@@ -258,14 +235,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    _check("a bool", _BOOL, average=average)
-    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
-    return context().post(
-        native.ALLREDUCE, values.name, values.views, process_set=registered_id(group),
-        op=native.OP_AVERAGE if average else native.OP_SUM,
-        prescale_factor=values.prescale_factor * prescale_factor,
-        postscale_factor=values.postscale_factor * postscale_factor,
-    )
+    return _reduce(native.ALLREDUCE, values, registered_id(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -292,8 +262,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
         ValueError: the error state does not fit.
     """
     values, id = _values(bucket, name, out), registered_id(group)
-    _check("a bool", _BOOL, average=average, hierarchical=hierarchical)
-    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
     if error is not None and not error.fits(values.count, group.size(), hierarchical):
@@ -301,15 +270,21 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"the error state does not fit {values.count} elements over {group.size()} ranks, "
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
+    return _reduce(
+        native.C_LP_S, values, id, average, prescale_factor, postscale_factor,
+        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical, owner=error,
+        **(error.fields() if error else {}), **_codec_fields(codec, seed),
+    )
+
+
+def _reduce(kind: int, values: _Values, id: int, average: bool, prescale_factor: float, postscale_factor: float,
+            **fields: Any) -> Posted:
+    _check("a bool", _BOOL, average=average)
+    _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
     return context().post(
-        native.C_LP_S, values.name, values.views, process_set=id,
-        op=native.OP_AVERAGE if average else native.OP_SUM,
+        kind, values.name, values.views, process_set=id, op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
-        postscale_factor=values.postscale_factor * postscale_factor,
-        exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical,
-        owner=error,
-        **(error.fields() if error else {}),
-        **_codec_fields(codec, seed),
+        postscale_factor=values.postscale_factor * postscale_factor, **fields,
     )
 
 

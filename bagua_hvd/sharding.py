@@ -27,20 +27,48 @@ from bagua_hvd.job.runtime import context
 _CODEC = struct.Struct("=16sd")
 
 
-class _Codes:
-    """Codes in flight to this rank."""
+class Codes:
+    """Codes in flight to this rank: the result of reducescatter() and of allgather().
 
-    def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, codes: np.ndarray) -> None:
+    Args:
+        count: values in one code. sums: whether wait() sums the codes of the ranks, or concatenates them.
+        codes: the sent bytes, kept alive.
+    """
+
+    def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, codes: np.ndarray, sums: bool) -> None:
         self._operation = operation
-        self._count = count             # values in one code
+        self._count = count
         self._codec = codec
         self._dtype = dtype
-        self._codes = codes             # keeps the sent bytes alive
+        self._codes = codes
+        self._sums = sums
         self._received: list[np.ndarray] | None = None
 
     def done(self) -> bool:
         """Whether wait() would not block."""
         return self._operation.done()
+
+    def wait(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Blocks; returns this rank's part of the sum, float32, or all ranks' values in rank order; in `out` if given.
+
+        Raises:
+            ValueError: the result does not fit `out`. HorovodInternalError: codecs differ, or a rank was lost.
+        """
+        codes = self._arrived()
+        shape = (self._count if self._sums else len(codes) * self._count,)
+        if out is None:
+            out = np.empty(shape, np.float32 if self._sums else self._dtype)
+        if out.shape != shape or not out.flags.c_contiguous:
+            raise ValueError(f"out: expected a contiguous array of shape {shape}, but its shape is {out.shape} and its "
+                             f"strides are {out.strides}")
+        if self._sums:
+            out[:] = 0
+            for code in codes:
+                self._codec.decode_add(out, code, self._dtype)
+        else:
+            for part, code in zip(out.reshape(len(codes), self._count), codes, strict=True):
+                part[:] = self._codec.decode(code, self._dtype, self._count)
+        return out
 
     def _arrived(self) -> list[np.ndarray]:
         """Blocks; returns the received codes of each rank."""
@@ -58,44 +86,8 @@ class _Codes:
             self._received = [row[_CODEC.size:] for row in rows]
         return self._received
 
-    def _check(self, out: np.ndarray, parts: int) -> None:
-        if out.shape != (parts * self._count,) or not out.flags.c_contiguous:
-            raise ValueError(f"out: expected a contiguous array of shape {(parts * self._count,)}, but its shape is "
-                             f"{out.shape} and its strides are {out.strides}")
 
-
-class Scattered(_Codes):
-    """The result of reducescatter()."""
-
-    def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns this rank's part of the sum: float32, in `out` if given. Raises like Gathered.wait()."""
-        total: np.ndarray = np.empty(self._count, np.float32) if out is None else out
-        self._check(total, 1)
-        total[:] = 0
-        for code in self._arrived():
-            self._codec.decode_add(total, code, self._dtype)
-        return total
-
-
-class Gathered(_Codes):
-    """The result of allgather()."""
-
-    def wait(self, out: np.ndarray | None = None) -> np.ndarray:
-        """Blocks; returns all ranks' values, concatenated in rank order, in `out` if given.
-
-        Raises:
-            ValueError: the result does not fit `out`. HorovodInternalError: codecs differ, or a rank was lost.
-        """
-        codes = self._arrived()
-        if out is None:
-            out = np.empty(len(codes) * self._count, self._dtype)
-        self._check(out, len(codes))
-        for part, code in zip(out.reshape(len(codes), self._count), codes, strict=True):
-            part[:] = self._codec.decode(code, self._dtype, self._count)
-        return out
-
-
-def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Scattered:
+def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Codes:
     """Sums the ranks' values, sent as codes; each of the n ranks of `group` receives one n-th of the sum.
 
     Args:
@@ -110,10 +102,10 @@ def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str
         raise ValueError(f"reducescatter: shape {values.shape} is not flat, or not to be shared by {size} ranks evenly")
     parts = values.reshape(size, -1)
     codes: np.ndarray = np.stack([_encoded(codec, part, (seed + place) % 2**64) for place, part in enumerate(parts)])
-    return Scattered(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes)
+    return Codes(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes, sums=True)
 
 
-def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Gathered:
+def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Codes:
     """Gathers all ranks' values, sent as codes; bit-equal on all ranks. Arguments as for reducescatter().
 
     Args:
@@ -124,7 +116,7 @@ def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, se
     if values.ndim != 1:
         raise ValueError(f"allgather: shape {values.shape} is not flat")
     codes = _encoded(codec, values, seed)[None]
-    return Gathered(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, codes)
+    return Codes(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, codes, sums=False)
 
 
 def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:

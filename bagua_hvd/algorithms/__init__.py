@@ -8,7 +8,7 @@ To add your own, subclass Algorithm, then register() the class or pass an instan
 """
 from bagua_hvd.algorithms.async_average import Async
 from bagua_hvd.algorithms.auto import Auto
-from bagua_hvd.algorithms.base import Algorithm, Safety, choose, get, menu, names, register
+from bagua_hvd.algorithms.base import Algorithm, Safety, choose, get, names, register
 from bagua_hvd.algorithms.bytegrad import ByteGrad
 from bagua_hvd.algorithms.choco import Choco
 from bagua_hvd.algorithms.decentralized import Decentralized
@@ -23,22 +23,22 @@ from bagua_hvd.algorithms.qadam import QAdam
 from bagua_hvd.algorithms.rotated import Rotated
 from bagua_hvd.algorithms.topk import TopK
 
-register("auto", Auto)
-register("gradient_allreduce", GradientAllReduce)
-register("bytegrad", ByteGrad)
-register("rotated", Rotated)
-register("powersgd", PowerSGD)
-register("onebit_adam", OneBitAdam)
-register("diloco", DiLoCo)
-register("async", Async)
+_MENU: dict[str, type[Algorithm]] = {
+    "auto": Auto, "gradient_allreduce": GradientAllReduce, "bytegrad": ByteGrad, "rotated": Rotated,
+    "powersgd": PowerSGD, "onebit_adam": OneBitAdam, "diloco": DiLoCo, "async": Async,
+}
+_SPECIALISTS: dict[str, type[Algorithm]] = {
+    "decentralized": Decentralized, "low_precision_decentralized": LowPrecisionDecentralized, "choco": Choco,
+    "local_sgd": LocalSGD, "qadam": QAdam, "topk": TopK, "doublesqueeze": DoubleSqueeze,
+}
+for _name, _class in {**_MENU, **_SPECIALISTS}.items():
+    register(_name, _class)
 
-register("decentralized", Decentralized)
-register("low_precision_decentralized", LowPrecisionDecentralized)
-register("choco", Choco)
-register("local_sgd", LocalSGD)
-register("qadam", QAdam)
-register("topk", TopK)
-register("doublesqueeze", DoubleSqueeze)
+
+def menu() -> list[str]:
+    """The names to choose from first, mildest first."""
+    return list(_MENU)
+
 
 __all__ = [
     "Algorithm", "Async", "Auto", "ByteGrad", "Choco", "Decentralized", "DiLoCo", "DoubleSqueeze", "GradientAllReduce",

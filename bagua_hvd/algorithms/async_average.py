@@ -42,7 +42,7 @@ class Async(LocalSteps):
         sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
         warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
         max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
-            must make the same number of steps, or end with abort(). None: see Patience (rounds.py).
+            must make the same number of steps, or end with abort(). None: see Rounds (rounds.py).
     """
 
     safety = Safety.E4
@@ -58,15 +58,8 @@ class Async(LocalSteps):
         self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
         self._models: weakref.WeakSet[Model] = weakref.WeakSet()
 
-    def full_step(self, model: Model | None) -> bool:
-        # After the warm-up ranks may be in different steps.
-        return model is not None and model.step < self.warmup_steps
-
     def prepare(self, model: Model) -> None:
         self._models.add(model)
-
-    def takes_more(self, model: Model) -> bool:
-        return "rounds" not in model.scratch or self._rounds(model).stopped
 
     def after_step(self, model: Model) -> None:
         if model.step + 1 >= self.warmup_steps:
@@ -74,9 +67,8 @@ class Async(LocalSteps):
                 self._rounds(model).advance()
 
     def _rounds(self, model: Model) -> Rounds:
-        if "rounds" not in model.scratch:
-            model.scratch["rounds"] = Rounds(model, self.sync_interval_ms / 1000, self.max_staleness)
-        rounds: Rounds = model.scratch["rounds"]
+        rounds: Rounds = model.scratch.setdefault(
+            "rounds", Rounds(model, self.sync_interval_ms / 1000, self.max_staleness))
         return rounds
 
     @contextmanager

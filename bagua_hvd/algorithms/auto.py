@@ -111,8 +111,8 @@ class Auto(Algorithm):
         if tuner is None:
             window = self._window or WINDOW
             samples = variables.read("HOROVOD_AUTOTUNE_WARMUP_SAMPLES")
-            tuner = self._tuners[model] = Tuner(
-                model, self._plans(model), window, window * samples if samples is not None else 0,
+            tuner = self._tuners[model] = Tuner(        # which must not keep its key alive
+                weakref.proxy(model), self._plans(model), window, window * samples if samples is not None else 0,
                 variables.read("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"), Record(self._log))
         return tuner
 

@@ -1,13 +1,12 @@
 """The mean of weights over the ranks, a building block of several algorithms."""
-from collections.abc import Sequence
-
 import numpy as np
 
-from bagua_hvd.algorithms.base import blocks
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.buckets import Bucket
+
+_IN_CACHE = 1 << 16         # elements
 
 
 class Mean:
@@ -37,14 +36,8 @@ class Mean:
         """As wait(), but returns the mean minus x_i."""
         self.operation.wait()
         difference, ranks = self._sum[:-1], self._sum[-1]
-        for part in blocks(difference.size):
+        for begin in range(0, difference.size, _IN_CACHE):
+            part = slice(begin, begin + _IN_CACHE)
             difference[part] /= ranks
             difference[part] -= self._values[part]
         return difference
-
-
-def mean(buckets: Sequence[Bucket], group: ProcessSet) -> None:
-    """Sets every bucket to its mean over the ranks. Blocks."""
-    means = [Mean(bucket, group) for bucket in buckets]
-    for bucket, pending in zip(buckets, means, strict=True):
-        bucket.write(pending.wait())

@@ -212,11 +212,6 @@ def valid_codec(codec: Codec) -> Codec:
     return codec
 
 
-def blocks(count: int, size: int = 1 << 16) -> list[slice]:
-    """Slices that cover `count` elements: arithmetic on one at a time stays in the cache."""
-    return [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
-
-
 def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, scaled: bool = True,
                 name: str = "error", count: int | None = None) -> ErrorState:
     """The bucket's error-feedback state; zeros at first, and after a change of the number of ranks.
@@ -235,8 +230,6 @@ def without_loss(bucket: Bucket) -> Codec:
 
 
 _registry: dict[str, type[Algorithm]] = {}
-# The names to choose from first, mildest first.
-_MENU = ("auto", "gradient_allreduce", "bytegrad", "rotated", "powersgd", "onebit_adam", "diloco", "async")
 # Names of earlier versions, and their replacements.
 _RETIRED = {
     "acco": 'gradient_allreduce with delay=1', "dion": '"powersgd"', "ef_signsgd": '"doublesqueeze"',
@@ -264,11 +257,6 @@ def register(name: str, cls: type[Algorithm]) -> None:
 def names() -> list[str]:
     """The registered names, sorted."""
     return sorted(_registry)
-
-
-def menu() -> list[str]:
-    """The names to choose from first, mildest first."""
-    return [name for name in _MENU if name in _registry]
 
 
 def _unknown(name: str) -> ValueError:

@@ -35,9 +35,10 @@ from bagua_hvd.algorithms.base import checked, error_state, fraction, not_negati
 from bagua_hvd.algorithms.fragments import Fragment, outer_step
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.algorithms.quorum import QuorumRounds
-from bagua_hvd.algorithms.sum_in_flight import SumInFlight, sum_in_flight
+from bagua_hvd.algorithms.sum_in_flight import SumInFlight
 from bagua_hvd.codecs import Codec, block
 from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import ErrorState, c_fp_s, c_lp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
@@ -102,11 +103,6 @@ class DiLoCo(LocalSteps):
     def runs_alone(self) -> bool:
         return self.outer_momentum > 0 or self.outer_lr != 1 or self.mixing > 0 or self.quorum is not None
 
-    def full_step(self, model: Model | None) -> bool:
-        if self.quorum is None:
-            return super().full_step(model)
-        return model is not None and model.step < self.warmup_steps
-
     def prepare(self, model: Model) -> None:
         self._models.add(model)
 
@@ -120,9 +116,6 @@ class DiLoCo(LocalSteps):
         """This rank takes part again from its next step on, with the others' theta. Call it on all ranks."""
         for model in self._models:
             model.scratch.pop("rounds", None)
-
-    def takes_more(self, model: Model) -> bool:
-        return "rounds" not in model.scratch or model.scratch["rounds"].has_left
 
     def before_step(self, model: Model) -> None:
         if model.step < self.warmup_steps:
@@ -199,4 +192,12 @@ def _check_quorum(quorum: float, grace_s: float, full_steps: int, error_feedback
 
 def _sum_in_flight(fragment: Fragment) -> SumInFlight:
     theta, _ = fragment.outer()
-    return sum_in_flight(fragment.bucket.state, f"travelling.{fragment.p}", theta.size, theta.dtype)
+
+    def make() -> SumInFlight:
+        for sent in list(runtime.in_flight):        # a dropped one may still use the name
+            sent.wait_all()
+        return SumInFlight(theta.size, theta.dtype)
+
+    kept: SumInFlight = fragment.bucket.state.keep(f"travelling.{fragment.p}", make, shared=True,
+                                                   fits=lambda kept: kept.count == theta.size)
+    return kept

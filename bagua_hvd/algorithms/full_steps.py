@@ -99,6 +99,14 @@ class LocalSteps(FullSteps):
         super().__init__(warmup_steps, full_steps)
         self.communication_interval = positive("communication_interval", communication_interval)
 
+    def full_step(self, model: Model | None) -> bool:
+        if self.asynchronous:       # after the warm-up ranks may be in different steps
+            return model is not None and model.step < self.warmup_steps
+        return super().full_step(model)
+
+    def takes_more(self, model: Model) -> bool:
+        return "rounds" not in model.scratch or model.scratch["rounds"].stopped     # in which all buckets are equal
+
     def communicates_gradients(self, model: Model) -> bool:
         return self.full_step(model)
 

@@ -10,7 +10,7 @@ Wire: 2 N (n-1)/n elements every H steps.
 Memory: 2 N elements during the averaging.
 Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
 """
-from bagua_hvd.algorithms.averaging import mean
+from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.full_steps import LocalSteps
 from bagua_hvd.training.model import Model
 
@@ -30,4 +30,6 @@ class LocalSGD(LocalSteps):
 
     def after_step(self, model: Model) -> None:
         if self.ends_interval(model):
-            mean(model.weights, model.group)
+            means = [Mean(x, model.group) for x in model.weights]
+            for x, mean in zip(model.weights, means, strict=True):
+                x.write(mean.wait())

@@ -224,7 +224,11 @@ class QuorumServer(Server):
 
 
 class _Link:
-    """A rank's connection to the server; a thread receives."""
+    """A rank's connection to the server; a thread receives.
+
+    Attributes:
+        begun: by fragment, the number of the last round that others have begun.
+    """
 
     def __init__(self, address: str, secret: bytes) -> None:
         self._address = address
@@ -232,8 +236,8 @@ class _Link:
             self._connection = channel.Connection(*split_address(address), secret, _CONNECT_SECONDS)
         except (OSError, ValueError) as error:
             raise HorovodInternalError(f"the quorum server does not answer at {address}: {error}") from None
-        self._news = threading.Condition()
-        self._begun: dict[str, int] = {}
+        self._news = threading.Event()
+        self.begun: dict[str, int] = {}
         self._responses: dict[str, tuple[Response, bytes]] = {}
         self._ended = False
         threading.Thread(target=self._receive, name="quorum link", daemon=True).start()
@@ -242,24 +246,17 @@ class _Link:
         with suppress(EOFError, OSError):
             while (message := self._connection.receive(Response)) is not None:
                 content = self._connection.receive_content(message.nbytes)
-                with self._news:
-                    if message.kind == "begun":
-                        self._begun[message.name] = message.number
-                    else:
-                        self._responses[message.name] = message, content
-                    self._news.notify()
-        with self._news:
-            self._ended = True
-            self._news.notify()
+                if message.kind == "begun":
+                    self.begun[message.name] = message.number
+                else:
+                    self._responses[message.name] = message, content
+                self._news.set()
+        self._ended = True
+        self._news.set()
 
     def send(self, message: Any, content: bytes) -> None:
         with suppress(OSError):         # response() reports the closed connection
             self._connection.send(message, content)
-
-    def begun(self, name: str) -> int | None:
-        """The number of the last round of a fragment that others have begun."""
-        with self._news:
-            return self._begun.get(name)
 
     def response(self, name: str) -> tuple[Response, bytes] | None:
         """Takes the server's response about a fragment; None: not yet, but perhaps one about another.
@@ -267,14 +264,14 @@ class _Link:
         Raises:
             HorovodInternalError: the server has ended. ValueError: it refuses this rank.
         """
-        with self._news:
-            if name not in self._responses and not self._ended:
-                self._news.wait(1)
-            if name not in self._responses and self._ended:
-                raise HorovodInternalError(
-                    f"the quorum server at {self._address} has ended. If rank 0 hosted it, rank 0 must stay until "
-                    "the others finish: call hvd.consensus(model) on all ranks after training")
-            response = self._responses.pop(name, None)
+        self._news.clear()      # before the check: what comes after it ends the wait
+        if name not in self._responses and not self._ended:
+            self._news.wait(1)
+        if self._ended and name not in self._responses:     # in this order: no response follows the end
+            raise HorovodInternalError(
+                f"the quorum server at {self._address} has ended. If rank 0 hosted it, rank 0 must stay until "
+                "the others finish: call hvd.consensus(model) on all ranks after training")
+        response = self._responses.pop(name, None)
         if response is not None and response[0].kind == "refused":
             raise ValueError(
                 f"the quorum server at {self._address} has other settings for {name}: {response[1].decode()}. All "
@@ -296,11 +293,11 @@ class Part(Fragment):
     number = age = steps = 0
     sent: tuple[int, np.ndarray] | None = None
 
-    def receive(self, number: int, content: bytes) -> None:
+    def receive(self, message: Response, content: bytes) -> None:
         """Takes the server's theta and m."""
         theta, m = self.outer()
-        theta[:], m[:] = decoded(None, content, np.empty(2 * theta.size, theta.dtype)).reshape(2, -1)
-        self.number = number
+        theta[:], m[:] = np.frombuffer(content, theta.dtype).reshape(2, -1)
+        self.number = message.number
 
 
 class QuorumRounds:
@@ -311,7 +308,7 @@ class QuorumRounds:
     Raises:
         HorovodInternalError: the server cannot be reached. ValueError: it serves another training.
     Attributes:
-        has_left: this rank no longer takes part.
+        stopped: this rank no longer takes part.
     """
 
     def __init__(self, settings: Any, model: Model) -> None:
@@ -320,7 +317,7 @@ class QuorumRounds:
                        if (part := Part.of(bucket, p, fragments))]
         for part in self._parts:
             part.age = (fragments - part.p - 1) * settings.communication_interval // fragments
-        self.has_left = False
+        self.stopped = False
         # A job with a single rank has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
         address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
@@ -335,8 +332,7 @@ class QuorumRounds:
             self._link.send(Enter(part.x.name, values.nbytes, values.dtype.str, float(its.outer_lr),
                                   float(its.outer_momentum), list(its.codec or ())), values.tobytes())
         for part in self._parts:
-            message, content = self._response(part)
-            part.receive(message.number, content)
+            part.receive(*self._response(part))
         return not all(np.array_equal(values, part.outer()) for part, values in zip(self._parts, before, strict=True))
 
     def advance(self) -> None:
@@ -345,7 +341,7 @@ class QuorumRounds:
         Raises:
             HorovodInternalError: the server has ended.
         """
-        if self.has_left:
+        if self.stopped:
             return
         if self._is_new:        # its step did not start from theta
             self._is_new = False
@@ -362,14 +358,14 @@ class QuorumRounds:
 
     def leave(self) -> None:
         """Stops taking part."""
-        self.has_left = True
+        self.stopped = True
         self._link.close()
 
     def _send_due(self) -> None:
         """Contributes to rounds that others have begun, or for which this rank has made H steps."""
         its = self._settings
         for part in self._parts:
-            begun = part.age >= its.communication_interval or self._link.begun(part.x.name) == part.number
+            begun = part.age >= its.communication_interval or self._link.begun.get(part.x.name) == part.number
             if begun and part.sent is None:
                 delta = part.outer()[0] - part.x.read()
                 content, weight = encoded(its.codec, delta), float(part.steps)
@@ -392,7 +388,7 @@ class QuorumRounds:
         its, (message, content), (theta, m) = self._settings, self._response(part), part.outer()
         if message.kind == "state":
             found = part.x.read() - theta
-            part.receive(message.number, content)
+            part.receive(message, content)
             part.x.write(theta + _LATE * found)
             part.steps = round(_LATE * (part.steps + steps))
         else:

@@ -8,7 +8,6 @@ from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.training.state import State
 
 
 class SumInFlight:
@@ -74,14 +73,3 @@ class SumInFlight:
             self._delta = np.frombuffer(state["data"], self._dtype).copy()
             self._ranks[0] = state["ranks"]
         return True
-
-
-def sum_in_flight(state: State, name: str, count: int, dtype: np.dtype) -> SumInFlight:
-    """The SumInFlight of `count` values that is kept under a name."""
-    def make() -> SumInFlight:
-        for sent in list(runtime.in_flight):        # a dropped one may still use the name
-            sent.wait_all()
-        return SumInFlight(count, dtype)
-
-    kept: SumInFlight = state.keep(name, make, shared=True, fits=lambda kept: kept.count == count)
-    return kept

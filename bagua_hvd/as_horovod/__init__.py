@@ -10,7 +10,7 @@ Raises:
 import importlib
 import importlib.util
 import sys
-from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
 import bagua_hvd
@@ -41,7 +41,7 @@ class _AsHorovod(MetaPathFinder):
         return spec
 
 
-class _Loader(InspectLoader):
+class _Loader(ExecutionLoader):
     """Loads a horovod module; `python -m` runs the code of the bagua_hvd module.
 
     Args:
@@ -51,14 +51,8 @@ class _Loader(InspectLoader):
     def __init__(self, real):
         self._real = real
 
-    def create_module(self, spec):
-        return None
-
     def is_package(self, fullname):
         return self._real.submodule_search_locations is not None
-
-    def get_code(self, fullname):
-        return self._real.loader.get_code(self._real.name)
 
     def get_source(self, fullname):
         return self._real.loader.get_source(self._real.name)

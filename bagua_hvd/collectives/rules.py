@@ -9,7 +9,7 @@ was not posted takes no number. After a join(), all ranks continue with the same
 """
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bagua_hvd.collectives.arguments import check_name
@@ -26,50 +26,30 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 
 
 class Pending:
-    """An operation in flight, and its output: a tensor, a tuple of them, or None."""
+    """An operation in flight, and its output: a tensor, a tuple of them, or None.
 
-    __slots__ = ("operation", "output", "number")
+    finish: makes the output from the ended operation, such as of memory that the core has allocated.
+    """
 
-    def __init__(self, operation: Any, output: Any) -> None:
+    __slots__ = ("operation", "output", "number", "_finish")
+
+    def __init__(self, operation: Any, output: Any = None, finish: Callable[[Any], Any] | None = None) -> None:
         self.operation = operation
         self.output = output
         self.number = next(runtime.handle_numbers)
+        self._finish = finish
 
     def wait(self) -> Any:
         """Blocks until the operation has ended and returns its output; raises if it failed."""
         self.operation.wait()
+        if self._finish is not None:
+            self.output, self._finish = self._finish(self.operation), None
         return self.output
 
     def handle(self) -> Any:
         """Registers the operation for poll() and synchronize(); returns its handle."""
         runtime.handles[self.number] = self
         return self.number
-
-
-class _Joined(Pending):
-    """The output is the rank that joined last."""
-
-    __slots__ = ()
-
-    def wait(self):
-        self.operation.wait()
-        # Ranks have issued different numbers of operations: from here on, all count from the same one again.
-        mine = max(map(next, runtime.unnamed.values()), default=1)
-        [(largest, _)] = extremes([mine], "join.numbers", global_process_set)
-        runtime.unnamed = collections.defaultdict(lambda: itertools.count(largest))
-        return self.operation.value
-
-
-class _Gathered(Pending):
-    """The core allocates the results: `output` is called with the operation to wrap them."""
-
-    __slots__ = ()
-
-    def wait(self):
-        self.operation.wait()
-        if callable(self.output):
-            self.output = self.output(self.operation)
-        return self.output
 
 
 def poll(handle: int) -> bool:
@@ -308,7 +288,7 @@ def _gather(frontend, word, tensors, name, process_set, blocking, output):
     tensors = _check_group(tensors)
     views = [_view_of_rows(frontend, tensor) for tensor in tensors]
     operation = _post(context, native.ALLGATHER, word, name, id, views, blocking=blocking)
-    return _Gathered(operation, lambda ended: output(results(frontend, ended, views, tensors)))
+    return Pending(operation, finish=lambda ended: output(results(frontend, ended, views, tensors)))
 
 
 def broadcast(frontend: Any, tensor: Any, root_rank: int, in_place: bool = False, name: str | None = None,
@@ -374,7 +354,7 @@ def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = 
         received = frontend.int32_tensor(ended.received_splits(0, size), like=splits) if wants_received else None
         return _wrap(frontend, ended, 0, view, tensor), received
 
-    return _Gathered(operation, wrap)
+    return Pending(operation, finish=wrap)
 
 
 def _scatter_output(frontend, tensor, context, id):
@@ -456,7 +436,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Pending:
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost, or has joined.
     """
     context, id = begin(process_set)
-    return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True), None)
+    return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True))
 
 
 def join() -> Pending:
@@ -477,4 +457,13 @@ def join() -> Pending:
     for sent in list(runtime.in_flight):        # else a joined rank would run their last phases
         sent.wait_all()
     runtime.changes += 1
-    return _Joined(context.post(native.JOIN, "join", blocking=True), None)
+    return Pending(context.post(native.JOIN, "join", blocking=True), finish=_after_join)
+
+
+def _after_join(operation):
+    """The rank that joined last."""
+    # Ranks have issued different numbers of operations: from here on, all count from the same one again.
+    mine = max(map(next, runtime.unnamed.values()), default=1)
+    [(largest, _)] = extremes([mine], "join.numbers", global_process_set)
+    runtime.unnamed = collections.defaultdict(lambda: itertools.count(largest))
+    return operation.value

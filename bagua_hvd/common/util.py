@@ -64,6 +64,8 @@ def _built(name):
 
         return getattr(builds, f"{name}_built")()
 
+    built.__name__ = built.__qualname__ = f"{name}_built"
+    built.__doc__ = f"What job.builds.{name}_built() says; None when the native core is missing."
     return built
 
 
@@ -72,10 +74,6 @@ gloo_built = _built("gloo")
 nccl_built = _built("nccl")
 ddl_built = _built("ddl")
 ccl_built = _built("ccl")
-for _name in ("mpi", "gloo", "nccl", "ddl", "ccl"):
-    _function = globals()[f"{_name}_built"]
-    _function.__name__ = _function.__qualname__ = f"{_name}_built"
-    _function.__doc__ = f"What job.builds.{_name}_built() says; None when the native core is missing."
 
 
 def check_installed_version(name: str, version: str, exception: BaseException | None = None) -> None:

@@ -27,13 +27,9 @@ class _Completions:
         self._start_thread()
 
     def add(self, handle: Any, callback: Callable[[], object]) -> None:
-        """handle: None makes the callback due at once."""
         number = next(self._numbers)
         self._callbacks[number] = callback
-        if handle is None:
-            status = lib.bhvd_completions_put(self._list, number)
-        else:
-            status = lib.bhvd_completions_add(self._list, handle, number)
+        status = lib.bhvd_completions_add(self._list, handle, number)
         if status != OK:
             del self._callbacks[number]
             if status == ERR_ARGUMENT:
@@ -79,11 +75,6 @@ def when_ended(handle: Any, callback: Callable[[], object]) -> None:
         if _completions is None:
             _completions = _Completions()
     _completions.add(handle, callback)
-
-
-def call(callback: Callable[[], object]) -> None:
-    """Calls callback() soon, on a thread of this module, as when_ended() does."""
-    when_ended(None, callback)
 
 
 def _after_fork_in_child() -> None:

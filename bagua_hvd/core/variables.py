@@ -4,7 +4,6 @@
 Variables of other engines (mpirun, srun, torchrun) are read in job/engines, where the engines are detected.
 """
 import base64
-import binascii
 import difflib
 import math
 import os
@@ -19,104 +18,63 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a text becomes a value. expected: describes valid text. parse raises ValueError for invalid text."""
+    """How a text becomes a value. expected: describes valid text. convert raises ValueError for some invalid text."""
 
     expected: str
-    parse: Callable[[str], Any]
+    convert: Callable[[str], Any]
+    valid: Callable[[Any], bool] = lambda value: True
     secret: bool = False        # the text stays out of errors
+
+    def parse(self, text: str) -> Any:
+        """The value. ValueError: the text is invalid."""
+        value = self.convert(text)
+        if not self.valid(value):
+            raise ValueError
+        return value
 
 
 def integer(low: int, high: int = 2**31 - 1) -> Kind:
     """A whole number within limits."""
-
-    def parse(text):
-        value = int(text)
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    return Kind(f"an integer, {low} or more" if high == 2**63 - 1 else f"an integer from {low} to {high}", parse)
+    return Kind(f"an integer, {low} or more" if high == 2**63 - 1 else f"an integer from {low} to {high}", int,
+                lambda value: low <= value <= high)
 
 
 def number(low: float, high: float = math.inf) -> Kind:
     """A finite number within limits: an int if the text is an integer, else a float."""
-
-    def parse(text):
-        value = int(text) if text.lstrip("+-").isdigit() else _number(text)
-        if not low <= value <= high:
-            raise ValueError
-        return value
-
-    return Kind(f"a number, {low:g} or more" if high == math.inf else f"a number from {low:g} to {high:g}", parse)
+    return Kind(f"a number, {low:g} or more" if high == math.inf else f"a number from {low:g} to {high:g}",
+                lambda text: int(text) if text.lstrip("+-").isdigit() else float(text),
+                lambda value: low <= value <= high and math.isfinite(value))
 
 
 def names(of: str) -> Kind:
     """Names separated by commas: a list of at least one."""
-
-    def parse(text):
-        found = [name.strip() for name in text.split(",") if name.strip()]
-        if not found:
-            raise ValueError
-        return found
-
-    return Kind(f"comma-separated {of}", parse)
-
-
-def ports() -> Kind:
-    """A port or a range of ports, both ends included. The value is a range."""
-
-    def parse(text):
-        first, _, last = text.partition("-")
-        found = range(int(first), int(last or first) + 1)
-        if not (found and 1 <= found[0] and found[-1] <= 65535):
-            raise ValueError
-        return found
-
-    return Kind("a port, or a range such as 20000-20100", parse)
+    return Kind(f"comma-separated {of}", lambda text: [name.strip() for name in text.split(",") if name.strip()], bool)
 
 
 def seconds(allow_zero: bool = False) -> Kind:
     """A time in seconds, fractions allowed; a float."""
-
-    def parse(text):
-        value = float(text)
-        if not (0 if allow_zero else 0.001) <= value <= 2_000_000:      # NaN fails, too
-            raise ValueError
-        return value
-
-    return Kind("a time in seconds, " + ("0 or more" if allow_zero else "more than 0"), parse)
+    least = 0 if allow_zero else 0.001
+    return Kind("a time in seconds, " + ("0 or more" if allow_zero else "more than 0"), float,
+                lambda value: least <= value <= 2_000_000)      # NaN fails, too
 
 
 def choice(*choices: str) -> Kind:
     """One of some words, regardless of case."""
-
-    def parse(text):
-        for word in choices:
-            if text.lower() == word.lower():
-                return word
-        raise ValueError
-
-    return Kind("one of " + ", ".join(choices), parse)
+    by_lower = {word.lower(): word for word in choices}
+    return Kind("one of " + ", ".join(choices), lambda text: by_lower.get(text.lower()), bool)
 
 
-def _number(text):
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
-
-
-def _base64(text):
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise ValueError from None
+def _ports(text):
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 TEXT = Kind("text", str)
 FLAG = Kind("0 or 1", lambda text: int(text) > 0)
-NUMBER = Kind("a number", _number)
-SECRET = Kind("base64 text", _base64, secret=True)
+NUMBER = Kind("a number", float, math.isfinite)
+PORTS = Kind("a port, or a range such as 20000-20100", _ports,
+             lambda ports: bool(ports) and ports[0] >= 1 and ports[-1] <= 65535)
+SECRET = Kind("base64 text", lambda text: base64.b64decode(text, validate=True), secret=True)
 
 
 @dataclass(frozen=True)
@@ -238,7 +196,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
                  "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: baguarun "
                  "finds them by connecting; without baguarun, the one towards the rendezvous."),
-        Variable("BAGUA_HVD_PORTS", ports(), range(1),
+        Variable("BAGUA_HVD_PORTS", PORTS, range(1),
                  "Ports to listen on: each listener takes the first free one. A host needs one per rank, the "
                  "launcher's host three more."),
         Variable("BAGUA_HVD_QUORUM_SERVER", TEXT, None,

@@ -114,7 +114,7 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     """Measures the network. Collective; blocks for two seconds at most if 32 KiB take no longer than 100 ms.
 
     Args:
-        name: of the operations. speeds: from Speeds, for the same codecs on all ranks.
+        name: of the operations. speeds: of speeds(), for the same codecs on all ranks.
     Raises:
         HorovodInternalError: a rank was lost.
     """
@@ -122,18 +122,16 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     ranks = Ranks(group.size(), basics.context().process_set_hosts(registered_id(group)))
     small, taken = _timed(np.ones(_SMALL_BYTES // native.dtype_size(native.FLOAT32), np.float32), f"{name}.small",
                           group, SMALL)
-    next_nbytes, next_us = nbytes, large = 0, 0
+    points = [(0, 0)]           # (bytes, us)
     for size in SIZES:
-        if large:
+        if len(points) > 1:
             # The extra waits of the first size over 4 bytes must not be extrapolated to larger sizes.
-            hops = small * critical_hops(ranks.ends, nbytes) / critical_hops(ranks.ends, _SMALL_BYTES)
-            known = (next_nbytes, next_us) if next_nbytes else (0, round(hops))
-            expected = extrapolated_us(*known, nbytes, large, size)
-            if taken + (LARGE + 1) * expected > MOST_US:
+            hops = small * critical_hops(ranks.ends, points[-1][0]) / critical_hops(ranks.ends, _SMALL_BYTES)
+            known = points[-2] if len(points) > 2 else (0, round(hops))
+            if taken + (LARGE + 1) * extrapolated_us(*known, *points[-1], size) > MOST_US:
                 break
-        next_nbytes, next_us = nbytes, large
-        nbytes = size
         large, whole = _timed(np.ones(size // 4, np.float32), f"{name}.large", group, LARGE)
+        points.append((size, large))
         taken += whole
     spent = (perf_counter_ns() - began) // 1000
     oversubscribed = 2 * basics.local_size() > len(os.sched_getaffinity(0))
@@ -141,5 +139,5 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     numbers = _agreed([spent, 1 + oversubscribed, used, *(ps for ps, _ in speeds), *(ps for _, ps in speeds)],
                       name, group)
     spent, crowds, used, *ps = numbers
-    return Measured(ranks, small, nbytes, large, tuple(ps[:len(speeds)]), tuple(ps[len(speeds):]), spent, crowds > 1,
-                    next_nbytes, next_us, UNKNOWN_MIB - used)
+    return Measured(ranks, small, *points[-1], tuple(ps[:len(speeds)]), tuple(ps[len(speeds):]), spent, crowds > 1,
+                    *points[-2], UNKNOWN_MIB - used)

@@ -1,7 +1,7 @@
 """Speeds of codecs, measured while this process computes."""
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter_ns
 
 import numpy as np
@@ -25,14 +25,9 @@ def _ps(codec: Codec) -> tuple[int, int]:
     return tuple(round(statistics.median(taken) * 1000 / _SAMPLE) for taken in (encoding, decoding))  # type: ignore
 
 
-class Speeds:
-    """Measures the speeds of codecs that take float32, in a thread that starts now."""
-
-    def __init__(self, codecs: Sequence[Codec]) -> None:
-        pool = ThreadPoolExecutor(1, "codecs' speeds")
-        self._found = pool.submit(lambda: [_ps(codec) for codec in codecs])
-        pool.shutdown(wait=False)
-
-    def wait(self) -> list[tuple[int, int]]:
-        """(ps to encode an element, ps to decode one), codec by codec."""
-        return self._found.result()
+def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures."""
+    pool = ThreadPoolExecutor(1, "codecs' speeds")
+    found = pool.submit(lambda: [_ps(codec) for codec in codecs])
+    pool.shutdown(wait=False)
+    return found

@@ -1,28 +1,28 @@
-"""Measures, decides and switches for one model: actions scheduled by step, and the agreement of the ranks.
+"""Measures, decides and switches for one model: a generator, resumed after some steps, and the agreement of the ranks.
 
     measure, settle, [ window of steps | figures posted | 3 steps | decide | 3 steps | decided alike | leave | switch ]
 
 Everything is scheduled in steps, which are the same on all ranks. Operations are waited for three steps after posting.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
+from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.facts import Extremes, extremes
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.training.buckets import Bucket, Member, partition
 from bagua_hvd.training.model import Model
-from bagua_hvd.training.timing import Timing
+from bagua_hvd.training.timing import StepTimes, Timing
 from bagua_hvd.tuning.cost import Ranks, allreduced
-from bagua_hvd.tuning.hysteresis import Hysteresis, Verdict
+from bagua_hvd.tuning.hysteresis import Hysteresis
 from bagua_hvd.tuning.network import Measured, measure
 from bagua_hvd.tuning.predict import Part, Predictor, total_line_bytes
 from bagua_hvd.tuning.record import Decision, Record
-from bagua_hvd.tuning.speeds import Speeds
+from bagua_hvd.tuning.speeds import speeds
 from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
@@ -31,7 +31,7 @@ SHARE = 100                                         # measuring again takes at m
 PERIOD = 40                                         # windows after which the network is measured again
 LOSSES_PPM = {1: 100_000, 2: 1_000_000}             # of a gradient's norm, by Algorithm.safety
 NOISE_PPM = 1_000_000                               # the same for a codec that is unbiased over its seeds
-_SAMPLE = 1 << 18                                   # elements in a sample of losses
+_SAMPLE = 1 << 19                                   # elements in a sample of losses
 _PLANS_MAX, _STEPS_MAX = 1 << 7, 1 << 24            # what fits in 31 bits
 _PPM_MAX = 2**31 - 2                                # the limit of extremes()
 STATE = "choice of algorithm"
@@ -47,6 +47,15 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         size = "" if self.bucket_bytes is None else f" in buckets of {self.bucket_bytes / variables.MIB:g} MiB"
         return self.name + size
+
+    @property
+    def codec(self) -> Codec | None:
+        return getattr(self.algorithm, "codec", None)
+
+    def too_lossy(self, ppm: int) -> bool:
+        """Whether codes that lose this part of the gradients lose more than the algorithm's class allows."""
+        limit = NOISE_PPM if self.codec and self.codec.random else LOSSES_PPM.get(self.algorithm.safety)
+        return limit is not None and ppm > limit
 
 
 class Tuner:
@@ -70,31 +79,25 @@ class Tuner:
         self._warmup = warmup
         self._windows_max = windows_max
         self._record = record
-        self._codecs = list(dict.fromkeys(plan.algorithm.codec for plan in plans if hasattr(plan.algorithm, "codec")))
+        self._codecs = list(dict.fromkeys(plan.codec for plan in plans if plan.codec))
         self._names = [str(plan) for plan in plans]     # in a checkpoint: plan numbers are valid only with them
-        self._kinds = tuple(int(plan.algorithm.safety > 0) for plan in plans)
-        self._hysteresis = Hysteresis(kinds=self._kinds)
+        self._kinds = [int(plan.algorithm.safety > 0) for plan in plans]
+        self._hysteresis = Hysteresis(self._kinds)
         self.plan = plans[0]
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.leaving = False
-        self._agenda: dict[int, Callable[[], None]] = {}
-        self._steps = 0
-        self._windows = 0
-        self._posted: Any = None
+        self._running = self._run()
+        self._continues_in = 0          # steps until it does; 0 and less: never
+        self._windows = self._since_measured = 0        # windows
         self._measured: Measured | None = None
-        self._speeds: Speeds | None = None          # being measured
-        self._expected = 0              # us of a step, as it was when the network was measured
-        self._spent = self._elapsed = 0     # us of measuring again, and of training until step `_counted`
-        self._counted = 0
-        self._since_measured = 0        # windows
+        self._expected = 0              # us of a step, as it was when the network was measured; 0: not known
+        self._spare_us = 0              # what measuring again may take
         self._carried = self._seen = 0.0    # bytes a second: by exact steps since then, and the rate in use
         self._parts: list[list[Part]] = []      # of the last window: by plan, its buckets
-        self._until: list[float] = []           # of its figures
-        self._error_ppm = -1            # -1: not measured yet in this window
-        self._candidate_ppm = 0         # the most that the candidate's codec would have lost in this window
-        self._candidate_step = -1       # the step of this window in which it was measured
+        self._sampling = False
+        self._lost = self._candidate_lost = 0   # ppm, in this window's sample
 
     # ------------------------------------------------------------------------------------------------ what Auto calls
 
@@ -103,56 +106,32 @@ class Tuner:
 
         All ranks get the knowledge of any rank: which plans are barred, and the largest ratio of each.
         """
-        model, mine, plans = self._model, self._hysteresis, range(len(self._plans))
+        model, mine, count = self._model, self._hysteresis, len(self._plans)
         if model.state.loaded(STATE):
             kept = model.state.keep(STATE, dict, shared=True)
-            mine = Hysteresis.of_dict(kept if kept.get("plans") == self._names else {})
-        since = 0 if mine.since is None else min(mine.since, _STEPS_MAX - 2) + 1
-        known = [since * _PLANS_MAX + mine.plan, *(int(plan in mine.barred) for plan in plans),
-                 *(mine.ratios.get(plan, 0) for plan in plans)]
-        latest, *known = (largest for largest, _ in extremes(known, f"{model.name}.plan", model.group))
-        barred, ratios = known[:len(plans)], known[len(plans):]
+            mine = Hysteresis(self._kinds, **kept["choice"] if kept.get("names") == self._names else {})
+        latest, *known = (largest for largest, _ in extremes(
+            [min(mine.since, _STEPS_MAX - 1) * _PLANS_MAX + mine.plan, *mine.ratios, *mine.barred],
+            f"{model.name}.plan", model.group))
         since, plan = divmod(latest, _PLANS_MAX)
-        self._hysteresis = Hysteresis(
-            plan=plan, since=since - 1 if since else None, kinds=self._kinds,
-            ratios={plan: ratio for plan, ratio in enumerate(ratios) if ratio},
-            barred={plan for plan in plans if barred[plan]})
+        self._hysteresis = Hysteresis(self._kinds, plan, since, known[:count], list(map(bool, known[count:])))
         self.plan = self._plans[plan]
         self._begin_anew()
-        if model.group.size() > 1 and len(self._plans) > 1:
+        if model.group.size() > 1 and count > 1:
             model.timing = Timing()
-            self._agenda[max(MEASURED_AFTER, self._warmup)] = self._measure
+            self._continues_in = max(MEASURED_AFTER, self._warmup) - 1
         self._keep()
 
     def sample(self, bucket: Bucket) -> None:
-        """Called before a bucket is communicated: sometimes measures the codec's losses on it, and codecs' speeds."""
-        if self._speeds is None and self._agenda.get(self._steps + 1) == self._measure:
-            self._speeds = Speeds(self._codecs)         # during the backward pass
-        self._sample_candidate(bucket)
-        algorithm = self.plan.algorithm
-        if self._error_ppm >= 0 or not hasattr(algorithm, "codec") or self._model.timing is None:
+        """Called before a bucket is communicated. In the first step of a window, measures what codecs lose of it: the
+        codec in use of one bucket, and that of the plan that may be next of all buckets."""
+        if not self._sampling:
             return
-        buckets = self._model.gradients
-        if buckets[self._windows % len(buckets)] is not bucket or not algorithm.takes(bucket.dtype):
-            return
-        self._error_ppm = _losses_ppm(bucket, algorithm.codec)
-
-    def _sample_candidate(self, bucket: Bucket) -> None:
-        """Measures, in one step of a window, what the codec of the plan that may be next loses of all buckets."""
-        candidate = self._hysteresis.candidate
-        codec = getattr(self._plans[candidate].algorithm, "codec", None) if candidate >= 0 else None
-        if codec is None or not codec.takes(bucket.dtype) or self._candidate_step not in (-1, self._steps):
-            return
-        self._candidate_step = self._steps
-        self._candidate_ppm = max(self._candidate_ppm, _losses_ppm(bucket, codec))
-
-    def _with_codec_of(self, candidate: int, error_ppm: int) -> list[int]:
-        """The plans that would lose too much: none, or the candidate and others with its codec."""
-        if candidate < 0 or not _lossy(self._plans[candidate], error_ppm):
-            return []
-        codec = self._plans[candidate].algorithm.codec
-        return [number for number, plan in enumerate(self._plans)
-                if getattr(plan.algorithm, "codec", None) == codec and _lossy(plan, error_ppm)]
+        if bucket is self._model.gradients[self._windows % len(self._model.gradients)]:
+            self._lost = _losses_ppm(bucket, self.plan.codec)
+        if self._hysteresis.candidate is not None:
+            codec = self._plans[self._hysteresis.candidate].codec
+            self._candidate_lost = max(self._candidate_lost, _losses_ppm(bucket, codec))
 
     def stepped(self) -> None:
         """Called after each step, on all ranks.
@@ -160,115 +139,111 @@ class Tuner:
         Raises:
             HorovodInternalError: a rank was lost.
         """
-        self._steps += 1
-        act = self._agenda.pop(self._steps, None)
-        if act is not None:
-            act()
+        self._sampling = False
+        self._continues_in -= 1
+        if self._continues_in == 0:
+            try:
+                self._continues_in = next(self._running, 0)
+            except HorovodInternalError as error:
+                if error.status != native.ERR_SHUTDOWN:     # else a rank has left: training ended in this step
+                    raise
 
-    # ----------------------------------------------------------------------------------------------------- the agenda
+    # ------------------------------------------------------------------------------------ what happens between steps
 
-    def _in(self, steps: int, act: Callable[[], None]) -> None:
-        self._agenda[self._steps + steps] = act
+    def _run(self) -> Iterator[int]:
+        """Yields the number of steps until it continues."""
+        measures = True
+        while self._windows_max is None or self._windows < self._windows_max or self._hysteresis.before is not None:
+            if measures:
+                yield from self._measure()
+            figures, lost, candidate_lost = yield from self._agreed_window()
+            self._windows += 1
+            self._since_measured += 1
+            self._spare_us += figures.step * self._window // SHARE
+            self._expected = self._expected or figures.step
+            changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
+            measures = (changed or self._since_measured >= PERIOD) and self._spare_us >= 0
+            # If the network has changed, and may not be measured yet, the plan stays.
+            if not measures and (not changed or self.plan.too_lossy(lost)):
+                before = self._hysteresis.plan
+                self._decide(figures, lost, candidate_lost)
+                if self._hysteresis.plan != before:
+                    yield from self._switch()
+        self._model.timing = None       # it would grow
 
-    def _compare(self, numbers: list[int], what: str, then: Callable[[], None]) -> None:
-        """Posts a comparison, for which `then` waits; nothing if a rank has left: training ended in this step."""
-        try:
-            self._posted = Extremes(numbers, f"{self._model.name}.{what}", self._model.group)
-        except HorovodInternalError as error:
-            if error.status != native.ERR_SHUTDOWN:
-                raise
-        else:
-            self._in(LATER, then)
-
-    def _measure(self) -> None:
-        speeds, self._speeds = (self._speeds or Speeds(self._codecs)).wait(), None
-        measured = measure(f"{self._model.name}.measure", self._model.group, speeds)
+    def _measure(self) -> Iterator[int]:
+        found = speeds(self._codecs)        # while the next step computes
+        yield 1
+        measured = measure(f"{self._model.name}.measure", self._model.group, found.result())
         if self._measured is not None:
-            self._spent += measured.spent
+            self._spare_us -= measured.spent
         self._measured = measured
         self._expected = self._since_measured = 0
         self._carried = 0.0
-        self._in(SETTLES, self._begin_window)
+        yield SETTLES
 
-    def _begin_window(self) -> None:
-        assert self._model.timing is not None
-        self._model.timing.restart()
-        self._error_ppm = self._candidate_step = -1
-        self._candidate_ppm = 0
-        self._in(self._window, self._post)
-
-    def _next_window(self, later: int = 0) -> None:
-        more = self._windows_max is None or self._windows < self._windows_max
-        if more or self._hysteresis.before >= 0:        # a trial ends first
-            if later:
-                self._in(later, self._begin_window)
-            else:
-                self._begin_window()
-
-    def _post(self) -> None:
-        assert self._model.timing is not None and self._measured is not None
-        steps = self._model.timing.take()
-        if not steps:
-            self._begin_window()
-            return
+    def _agreed_window(self) -> Generator[int, None, tuple[Window, int, int]]:
+        """The largest figures of all ranks in the next window with steps: times, and losses in ppm."""
+        timing = self._model.timing
+        assert timing is not None and self._measured is not None
+        steps: list[StepTimes] = []
+        while not steps:
+            timing.restart()
+            self._sampling, self._lost, self._candidate_lost = True, 0, 0
+            yield self._window
+            steps = timing.take()
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
-        self._parts = self._cut(self._measured.ranks)
-        self._until = points(part.until for parts in self._parts for part in parts)
-        figures = window(steps, list(members), [member.nbytes for member in members.values()], self._until)
-        numbers = [figures.step, figures.computing, figures.backward, *figures.ready,
-                   max(0, self._error_ppm), self._candidate_ppm]
-        self._compare(numbers, "window", self._decide)
+        self._parts = self._cut(members, self._measured.ranks)
+        until = points(part.until for parts in self._parts for part in parts)
+        mine = window(steps, list(members), [member.nbytes for member in members.values()], until)
+        figures = Extremes([mine.step, mine.computing, mine.backward, self._lost, self._candidate_lost, *mine.ready],
+                           f"{self._model.name}.window", self._model.group)
+        yield LATER
+        step, computing, backward, lost, candidate_lost, *ready = (largest for largest, _ in figures.wait())
+        return Window(step, computing, backward, tuple(ready), tuple(until)), lost, candidate_lost
 
-    def _decide(self) -> None:
-        step, computing, backward, *ready, error_ppm, candidate_ppm = (largest for largest, _ in self._posted.wait())
-        figures = Window(step, computing, backward, tuple(ready), tuple(self._until))
+    def _decide(self, figures: Window, lost: int, candidate_lost: int) -> None:
+        hysteresis, plans = self._hysteresis, self._plans
         assert self._measured is not None
-        self._windows += 1
-        self._since_measured += 1
-        self._elapsed += figures.step * (self._steps - self._counted)
-        self._counted = self._steps
-        changed = abs(figures.step - self._expected) * 100 > CHANGED_PERCENT * self._expected
-        lossy = _lossy(self.plan, error_ppm)
-        if not self._expected:
-            self._expected = figures.step
-        elif changed or self._since_measured >= PERIOD:
-            if self._spent * SHARE <= self._elapsed:
-                self._in(1, self._measure)
-                return
-            if changed and not lossy:       # the network has changed: keep the plan until it may be measured again
-                self._next_window()
-                return
         predicted = self.predict(figures, self._measured)
-        before, before_us = self._hysteresis.plan, self._hysteresis.before_us
-        candidate = self._hysteresis.candidate
-        refused = self._with_codec_of(candidate, candidate_ppm)
+        before, before_us = hysteresis.plan, hysteresis.before_us
+        candidate = None if hysteresis.candidate is None else plans[hysteresis.candidate]
+        lossy = self.plan.too_lossy(lost)
+        refused = [] if candidate is None or not candidate.too_lossy(candidate_lost) else [
+            number for number, plan in enumerate(plans)
+            if plan.codec == candidate.codec and plan.too_lossy(candidate_lost)]
         usable = [getattr(plan.algorithm, "warmup_steps", 0) <= self._model.step and
                   (plan is self.plan or _fits(parts, self._measured))       # this one's state is allocated already
-                  for plan, parts in zip(self._plans, self._parts, strict=True)]
-        verdict = self._hysteresis.decide(self._model.step + 1, figures.step, predicted, usable, lossy, refused)
-        self._record_decision(verdict, before, before_us, figures, predicted,
-                              candidate_ppm if refused and not lossy else error_ppm,
-                              self._plans[candidate] if refused else None)
+                  for plan, parts in zip(plans, self._parts, strict=True)]
+        step = self._model.step + 1
+        verdict = hysteresis.decide(step, figures.step, predicted, usable, lossy, refused)
         self._keep()
-        if verdict.plan == before:
-            self._next_window()
-            return
-        self._compare([crc32(repr(self._hysteresis.as_dict()).encode()) % (2**31 - 2)], "decided", self._check)
+        self._record.write(Decision(
+            model=self._model.name, step=step, effective=step + LATER + 1,
+            why=verdict.why or ("refused" if refused else "first" if self._since_measured == 1 else ""),
+            plan=self._names[verdict.plan], before=self._names[before], measured_us=figures.step, before_us=before_us,
+            predicted_us=verdict.predicted, error_ppm=candidate_lost if refused and not lossy else lost,
+            nbytes=sum(member.nbytes for bucket in self._model.gradients for member in bucket.members.values()),
+            network=self._measured,
+            others={name: hysteresis.corrected(number, predicted) for number, name in enumerate(self._names)},
+            uncorrected=dict(zip(self._names, predicted, strict=True)), bucket_bytes=plans[before].bucket_bytes,
+            seen=self._seen, refused=str(candidate) if refused else "",
+        ), first=self._model.group.rank() == 0)
 
-    def _check(self) -> None:
-        [(largest, smallest)] = self._posted.wait()
+    def _switch(self) -> Iterator[int]:
+        decided = Extremes([self._hysteresis.plan], f"{self._model.name}.decided", self._model.group)
+        yield LATER
+        [(largest, smallest)] = decided.wait()
         if largest != smallest:
             logger.error("auto: ranks decided differently from equal inputs: all continue with %s", self._plans[0])
-            self._hysteresis = Hysteresis(since=self._model.step, kinds=self._kinds)
+            self._hysteresis = Hysteresis(self._kinds, since=self._model.step)
             self._windows_max = 0
         self.leaving = True
-        self._in(1, self._switch)
-
-    def _switch(self) -> None:
+        yield 1
         self.leaving = False
         self.plan = self._plans[self._hysteresis.plan]
         self._expected = 0
-        self._next_window(SETTLES)
+        yield SETTLES
 
     # -------------------------------------------------------------------------------------------------------- figures
 
@@ -278,18 +253,15 @@ class Tuner:
         used = self._parts[self._plans.index(self.plan)]
         # The rate that this plan has reached: the link may have been slow while it was measured.
         seen = total_line_bytes(used, measured.ranks.ends) * 1e6 / max(1, figures.step)
-        predictor = Predictor(measured, self._codecs, overlaps, seen)
         # With codes, bytes are the smaller part of a step: errors in the rest of it would distort the rate.
         if self.plan.algorithm.safety == 0:
-            self._carried = predictor.rate(used, figures)
+            self._carried = Predictor(measured, self._codecs, overlaps, seen).rate(used, figures)
         self._seen = max(seen, self._carried)
-        if self._seen > seen:
-            predictor = Predictor(measured, self._codecs, overlaps, self._seen)
+        predictor = Predictor(measured, self._codecs, overlaps, self._seen)
         return [predictor.step_us(parts, figures) for parts in self._parts]
 
-    def _cut(self, ranks: Ranks) -> list[list[Part]]:
+    def _cut(self, members: dict[int, Member], ranks: Ranks) -> list[list[Part]]:
         """The buckets of each plan."""
-        members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
         order = {index: members[index] for index in reversed(members)}
         of_user = [list(bucket.members) for bucket in self._model.gradients] if self._model.cut_by_user else None
         cuts = {nbytes: [[members[index] for index in indices] for indices in of_user or partition(order, nbytes)]
@@ -297,32 +269,12 @@ class Tuner:
         return [_parts(plan, cuts[plan.bucket_bytes], ranks) for plan in self._plans]
 
     def _keep(self) -> None:
+        """Keeps the choice for checkpoints."""
+        chosen = self._hysteresis
+        kept = {"names": self._names, "choice": {
+            "plan": chosen.plan, "since": chosen.since, "ratios": list(chosen.ratios), "barred": list(chosen.barred)}}
         self._model.state.forget(STATE)
-        kept = {**self._hysteresis.as_dict(), "plans": self._names}
         self._model.state.keep(STATE, lambda: kept, shared=True)
-
-    def _record_decision(self, verdict: Verdict, before: int, before_us: int, figures: Window, predicted: Sequence[int],
-                         error_ppm: int, refused: Plan | None) -> None:
-        assert self._measured is not None
-        nbytes = sum(member.nbytes for bucket in self._model.gradients for member in bucket.members.values())
-        self._record.write(Decision(
-            model=self._model.name, step=self._model.step + 1, effective=self._model.step + 1 + LATER + 1,
-            why=verdict.why or ("refused" if refused else "first" if self._since_measured == 1 else ""),
-            plan=str(self._plans[verdict.plan]), before=str(self._plans[before]), measured_us=figures.step,
-            before_us=before_us, predicted_us=verdict.predicted, error_ppm=error_ppm, nbytes=nbytes,
-            network=self._measured,
-            others={str(plan): self._hysteresis.corrected(place, predicted)
-                    for place, plan in enumerate(self._plans)},
-            uncorrected=dict(zip(map(str, self._plans), predicted, strict=True)),
-            bucket_bytes=self._plans[before].bucket_bytes, seen=self._seen, refused=str(refused or ""),
-        ), first=self._model.group.rank() == 0)
-
-
-def _lossy(plan: Plan, error_ppm: int) -> bool:
-    """Whether a plan's codes lose more than its class allows."""
-    codec = getattr(plan.algorithm, "codec", None)
-    limit = NOISE_PPM if codec is not None and codec.random else LOSSES_PPM.get(plan.algorithm.safety)
-    return limit is not None and error_ppm > limit
 
 
 def _parts(plan: Plan, cut: Sequence[Sequence[Member]], ranks: Ranks) -> list[Part]:
@@ -343,40 +295,28 @@ def _fits(parts: Sequence[Part], measured: Measured) -> bool:
     return 2 * sum(part.cost.kept for part in parts) <= measured.free_mib * variables.MIB
 
 
-def _losses_ppm(bucket: Bucket, codec: Any) -> int:
+def _losses_ppm(bucket: Bucket, codec: Codec | None) -> int:
     """The RMS over elements of a codec's loss relative to their member's norm; without members that are not finite.
 
     _PPM_MAX if finite values become infinite or NaN. 0, not known, on GPUs: the backward pass would wait for the copy.
     """
-    if any(str(member.device) != "cpu" for member in bucket.members.values()):
+    if codec is None or not codec.takes(bucket.dtype) or any(
+            str(member.device) != "cpu" for member in bucket.members.values()):
         return 0
     values = bucket.read()
-    if not _holds_extremes(values, codec):
+    finite = np.isfinite(values)
+    # All of them, not only the sample: the smallest and the largest must stay finite.
+    extremes = np.array([values.min(initial=0, where=finite), values.max(initial=0, where=finite)], values.dtype)
+    if not np.isfinite(codec.decode(codec.encode(extremes), extremes.dtype, 2)).all():
         return _PPM_MAX
-    lost = np.empty_like(values)
-    for begin in range(0, values.size, _SAMPLE):
-        part = values[begin:begin + _SAMPLE]
-        lost[begin:begin + _SAMPLE] = codec.decode(codec.encode(part), part.dtype, part.size) - part
-        if begin:
-            break               # enough
-    known = min(values.size, 2 * _SAMPLE)
+    sample = values[:_SAMPLE]
+    lost = codec.decode(codec.encode(sample), sample.dtype, sample.size) - sample
     squares = elements = 0.0
     for of_member in bucket.slices():
-        inside = slice(of_member.start, min(of_member.stop, known))
+        inside = slice(of_member.start, min(of_member.stop, sample.size))
         norm = float(np.square(values[inside], dtype=np.float64).sum()) if inside.start < inside.stop else 0.0
         if norm > 0 and np.isfinite(norm):
             squares += (inside.stop - inside.start) * float(np.square(lost[inside], dtype=np.float64).sum()) / norm
             elements += inside.stop - inside.start
     ppm = 1e6 * float(np.sqrt(squares / elements)) if elements else 0.0
     return round(ppm) if ppm < _PPM_MAX else _PPM_MAX       # NaN is not less
-
-
-def _holds_extremes(values: np.ndarray, codec: Any) -> bool:
-    """Whether the smallest and the largest of the finite values stay finite: all of them, not only of the sample."""
-    if not values.size:
-        return True
-    extremes = np.array([values.min(), values.max()])
-    if not np.isfinite(extremes).all():
-        finite = values[np.isfinite(values)]
-        extremes = np.array([finite.min(), finite.max()] if finite.size else [0, 0], values.dtype)
-    return bool(np.isfinite(codec.decode(codec.encode(extremes), extremes.dtype, 2)).all())

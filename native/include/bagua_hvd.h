@@ -374,8 +374,6 @@ bhvd_completions *bhvd_completions_create(void);
 /* Puts `number` into the list when the operation ends, or now if it has ended. One list per handle, which may be dropped before
  * the operation ends. Thread-safe. Errors: BHVD_ERR_ARGUMENT, it is already added and still in progress; BHVD_ERR_SYSTEM. */
 bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *handle, int64_t number);
-/* Puts a number that belongs to no operation into the list, for instance to wake the waiting thread. Thread-safe. */
-bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number);
 /* Takes the oldest number; waits for one at most timeout_ms (negative: for ever). -1: none came. Unlike bhvd_wait, the
  * calling thread never executes operations. Thread-safe: each number goes to one thread. */
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms);

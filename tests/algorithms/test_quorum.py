@@ -65,7 +65,7 @@ class Rank:
         np.testing.assert_allclose(content, values, rtol=1e-6)
 
     def is_asked(self, number):
-        wait_until(lambda: self.link.begun("w") == number)
+        wait_until(lambda: self.link.begun.get("w") == number)
 
 
 def after(*deltas):

@@ -5,6 +5,7 @@ import threading
 import time
 from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -316,6 +317,11 @@ def beside_gloo(file):
     group.allgather_coalesced(lists, [torch.full((2,), float(rank))]).wait()
     assert [tensor[0].item() for [tensor] in lists] == list(range(size))
     assert group._get_sequence_number_for_group() == number
+    called, others = [], group._others
+    group._others = {"gloo": SimpleNamespace(_allgather_base=lambda *_: called.append("_allgather_base"))}
+    group._allgather_base(torch.empty(size), torch.ones(1))
+    group._others = others
+    assert called == ["_allgather_base"]        # older versions of torch have only the names that they call
     dist.destroy_process_group()
 
 

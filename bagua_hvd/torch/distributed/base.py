@@ -26,7 +26,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, store: Any, rank: int, ranks: Any, timeout: Any, options: Any = None,
-                 started: float | None = None) -> None:
+                 started: int | None = None) -> None:
         super().__init__(rank, len(ranks))
         self._rank, self._ranks = rank, ranks
         self._started = started
@@ -61,8 +61,7 @@ class Group(dist.ProcessGroup):
         """A key that no other group has or had, chosen by the group's first rank."""
         key = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
         if len(self._ranks) > 1:
-            self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0],
-                       blocking=True).wait()
+            self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0]).wait()
         return bytes(key.tolist()).hex()
 
     def _seconds(self, opts):
@@ -74,8 +73,10 @@ class Group(dist.ProcessGroup):
         self._number = number = next(self._numbers)
         return f"c10d.{self._key}.{number}", f"{what} number {number} of a group of {len(self._ranks)} ranks"
 
-    def _post(self, kind, name, views=(), **fields):
-        return self._context.post(kind, name, views, process_set=self._id, **fields)
+    def _post(self, kind, name, views=(), opts=None, **fields):
+        """opts: c10d's options; if they say that the caller waits, so does this call."""
+        return self._context.post(kind, name, views, process_set=self._id,
+                                  blocking=not getattr(opts, "asyncOp", True), **fields)
 
     def _work(self, operation, outputs, what, opts=None, finish=None, source=-1):
         work = Work(operation, outputs, what, self._seconds(opts), finish, source)
@@ -88,10 +89,6 @@ class Group(dist.ProcessGroup):
         if len(given) != 1:
             raise ValueError(f"{what} takes one tensor for each rank, not {len(given)}")
         return given[0]
-
-    def _in_group_order(self, rows):
-        """Reorders rows from the order of the process set to that of the group's ranks."""
-        return rows if self._places is None else rows[self._places]
 
     def _place(self, rank):
         return rank if self._places is None else self._places[rank]

@@ -17,7 +17,6 @@ from bagua_hvd.core import native
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.distributed import start, tensors
-from bagua_hvd.torch.distributed.movements import Movements
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.reductions import Reductions
 from bagua_hvd.torch.distributed.tensors import Tensors, dense
@@ -42,7 +41,7 @@ def create(backend_options: Any, options: Any) -> Any:
         raise
 
 
-class ProcessGroup(Reductions, Movements):
+class ProcessGroup(Reductions):
     """Some ranks of the job; see Group."""
 
     # ------------------------------------------------------------------------------------------- properties ----
@@ -66,14 +65,6 @@ class ProcessGroup(Reductions, Movements):
         return self._group_desc
 
     _group_name = _group_desc = ""
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return len(self._ranks)
-
-    getRank, getSize = rank, size
 
     @property
     def process_set(self) -> ProcessSet:
@@ -137,20 +128,14 @@ class ProcessGroup(Reductions, Movements):
     # --------------------------------------------------------------------------------- messages and barriers ----
 
     def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.send(given, rank, tag)
         tensor = dense(self._one(given, "send"))
         operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
         return self._work(operation, given, f"send to rank {rank} with tag {tag}")
 
     def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.recv(given, rank, tag)
         return self._receive(given, self._point_to_point.receive, f"recv from rank {rank} with tag {tag}", rank, tag)
 
     def recv_anysource(self, given: Tensors, tag: int = 0) -> Work:
-        if other := self._other(given[0]):
-            return other.recv_anysource(given, tag)
         return self._receive(given, self._point_to_point.receive_any, f"recv from any rank with tag {tag}", tag)
 
     def _receive(self, given, receive, what, *arguments):
@@ -162,5 +147,5 @@ class ProcessGroup(Reductions, Movements):
 
     def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")
-        operation = self._post(native.BARRIER, name, blocking=opts is not None and not opts.asyncOp)
+        operation = self._post(native.BARRIER, name, opts=opts)
         return self._work(operation, [], what, opts)

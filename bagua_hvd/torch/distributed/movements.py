@@ -2,7 +2,6 @@
 from typing import Any
 
 import torch
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.core import native
@@ -17,13 +16,11 @@ class Movements(OtherDevices):
     """broadcast, allgather, gather, scatter and alltoall, with the names and arguments of c10d."""
 
     def broadcast(self, given: Tensors, opts: Any) -> Work:
-        if other := self._other(given[0]):
-            return other.broadcast(given, opts)
         name, what = self._begin("broadcast")
         sources = [dense(tensor) for tensor in given]
         flat = [tensors.movable(source) for source in sources]
-        operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat],
-                               root_rank=self._ranks[opts.rootRank], blocking=not getattr(opts, "asyncOp", True))
+        operation = self._post(native.BROADCAST, name, [frontend.view(t, t) for t in flat], opts,
+                               root_rank=self._ranks[opts.rootRank])
         return self._work(operation, given, what, opts, tensors.copying(given, sources))
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
@@ -32,9 +29,13 @@ class Movements(OtherDevices):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.all_gather_single_coalesced(outputs, inputs, opts)
-        name, what = self._begin("all_gather_into_tensor")
+        return self._gather_rows(outputs, inputs, opts, "all_gather_into_tensor")
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def _gather_rows(self, outputs, inputs, opts, what):
+        """Gathers each input into an output that has a row, or a part of equal size, for each rank."""
+        name, what = self._begin(what)
         size = len(self._ranks)
         for output, given in zip(outputs, inputs, strict=True):
             if output.numel() != size * given.numel() or output.dtype != given.dtype:
@@ -46,17 +47,12 @@ class Movements(OtherDevices):
                    for output in outputs]
         sources = tensors.apart(sources, results)
         operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)],
-                               blocking=opts is not None and not opts.asyncOp)
+                               [frontend.view(row(s), r) for s, r in zip(sources, results, strict=True)], opts)
         return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, results if straight else lambda: [self._in_group_order(r.view(size, -1)) for r in results]))
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+            outputs, results if straight else lambda: [r.view(size, -1)[self._places] for r in results]))
 
     def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         outputs, given = self._one(output_lists, "allgather"), self._one(inputs, "allgather")
-        if other := self._other(given):
-            return other.allgather(output_lists, inputs, opts)
         if len(outputs) != len(self._ranks):
             raise ValueError(f"all_gather: {len(outputs)} outputs for {len(self._ranks)} ranks")
         if any(output.numel() != given.numel() for output in outputs):
@@ -65,22 +61,15 @@ class Movements(OtherDevices):
         return self._allgather([outputs], [given], opts, "all_gather")
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.allgather_coalesced(output_lists, inputs, opts or AllgatherOptions())
         # Given by rank, needed by tensor.
         return self._allgather([list(of_tensor) for of_tensor in zip(*output_lists, strict=True)], inputs, opts,
                                "all_gather_coalesced")
 
     def _allgather(self, output_lists, inputs, opts, what):
-        name, what = self._begin(what)
-        sources = [dense(tensor) for tensor in inputs]
-        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
-        operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)],
-                               blocking=opts is not None and not opts.asyncOp)
+        gathered = [dense(given).new_empty((len(self._ranks), *given.shape)) for given in inputs]
         outputs = [output for of_tensor in output_lists for output in of_tensor]
-        return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, lambda: [rows[self._place(rank)] for rows in gathered for rank in range(len(self._ranks))]))
+        return self._gather_rows(gathered, inputs, opts, what).then(
+            tensors.copying(outputs, lambda: [part for rows in gathered for part in rows]), outputs)
 
     def _take_parts(self, operation, views, like, outputs, what, received):
         """Copies the core's result, the concatenated parts of the ranks, into `outputs`, a dict by rank.
@@ -98,24 +87,18 @@ class Movements(OtherDevices):
 
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any) -> Work:
         given = self._one(inputs, "gather")
-        if other := self._other(given):
-            return other.gather(output_lists, inputs, opts)
         name, what = self._begin("gather")
         outputs = self._by_rank(output_lists, what) if opts.rootRank == self._rank else {}
         return self._exchange(outputs, {opts.rootRank: given}, opts, name, what)
 
     def scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "scatter")
-        if other := self._other(output):
-            return other.scatter(outputs, input_lists, opts)
         name, what = self._begin("scatter")
         inputs = self._by_rank(input_lists, what) if opts.rootRank == self._rank else {}
         return self._exchange({opts.rootRank: output}, inputs, opts, name, what)
 
     def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor, output_splits: list[int],
                           input_splits: list[int], opts: Any = None) -> Work:
-        if other := self._other(given):
-            return other.all_to_all_single(output, given, output_splits, input_splits, opts)
         name, what = self._begin("all_to_all_single")
         source, result = dense(given), dense(output)
         sent, received = (dict(enumerate(tensor.view(-1).split(self._counts(splits, tensor, what))))
@@ -136,8 +119,6 @@ class Movements(OtherDevices):
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        if other := self._other(inputs[0]):
-            return other.alltoall(outputs, inputs, opts)
         name, what = self._begin("all_to_all")
         return self._exchange(self._by_rank([outputs], what), self._by_rank([inputs], what), opts, name, what)
 

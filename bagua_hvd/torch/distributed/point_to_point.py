@@ -7,6 +7,7 @@ carry their size. Larger ones are received directly into the caller's tensor, so
 A receive from any rank posts a receive for the next message of every rank. Those not taken stay posted for later calls,
 with the size of the first. So a tag that is received from any rank must have small messages only, or one size.
 """
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job import process_sets
-from bagua_hvd.torch.distributed.works import ended_within
+from bagua_hvd.torch.distributed.works import Awaited, ended_within
 from bagua_hvd.torch.frontend import frontend
 
 SMALL = 1 << 16
@@ -90,36 +91,21 @@ def _check_size(source, message, into):
         raise ValueError(f"recv of {into.nbytes} bytes, but rank {source} sent {message.nbytes}")
 
 
-class _UnclaimedMessage(_Message):
-    """A message from one rank that any call may take. On arrival it calls `arrived`."""
+class _QueuedReceive(Awaited):
+    """A receive that takes a message posted for any call: from `source`, or with -1 from the rank that sends first."""
 
-    def __init__(self, pair, post, source, tensor, small, arrived):
-        self.taken = False
-        super().__init__(pair, post, source, tensor, small)
-        self.when_ended(lambda: arrived(self))
-
-
-class _QueuedReceive:
-    """A receive that takes an _UnclaimedMessage: from `source`, or with -1 from the rank that sends first."""
-
-    def __init__(self, tensor, source):
-        self.source = source
+    def __init__(self, tensor, source, tag):
+        self.source, self.tag = source, tag
         self.tensor = tensor
         self._given: Future[_Message] = Future()
-        self.done = self._given.done
+        super().__init__(self._given)
 
     def give(self, message):
         self.source = message.source
         self._given.set_result(message)
 
-    def when_ended(self, callback):
-        self._given.add_done_callback(lambda _: callback())
-
-    def ended_within(self, seconds):
-        return ended_within(self._given, seconds)
-
     def wait(self):
-        self._given.result().wait()
+        super().wait().wait()
 
     def take(self):
         self._given.result().take(self.tensor)
@@ -135,8 +121,8 @@ class PointToPoint:
     def __init__(self, context: Any, key: Any, rank: int, ranks: Any, id: int) -> None:
         self._context, self._key, self._rank, self._ranks = context, key, rank, ranks
         self._numbers: dict[tuple[int, int, int], int] = {}  # number of the next message by (sender, receiver, tag)
-        self._open: dict[tuple[int, int], _UnclaimedMessage] = {}   # posted and not taken, by (sender, tag)
-        self._queues: dict[int, list[_QueuedReceive]] = {}  # by tag: those without a message, in the order of calls
+        self._open: dict[tuple[int, int], _Message] = {}    # posted for any call and not taken, by (sender, tag)
+        self._queue: list[_QueuedReceive] = []      # those without a message, in the order of calls
         self._lock = threading.RLock()
         self._itself: Future[int] | None = None
         if len(ranks) == 2:
@@ -181,7 +167,7 @@ class PointToPoint:
 
         return post
 
-    def _begin(self, rank, tag, tensor, cls, *arguments):
+    def _begin(self, rank, tag, tensor, speculative=False):
         """Starts to receive the next message from `rank`; a large one must be as large as the flat tensor."""
         small = None
         if tensor.nbytes > SMALL:
@@ -191,32 +177,30 @@ class PointToPoint:
             view = frontend.view(like)
             small = view, like
         name = self._name(rank, self._rank, tag)
-        speculative = cls is _UnclaimedMessage
-        return cls(self._pair(rank, speculative), self._post(name, view, [0, 0], speculative), rank, tensor, small,
-                   *arguments)
+        return _Message(self._pair(rank, speculative), self._post(name, view, [0, 0], speculative), rank, tensor, small)
 
     def receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Starts to receive into a flat tensor. Returns a message; call its take() at the end to store the data."""
         self._check(rank, "receive from")
         with self._lock:
             if (rank, tag) in self._open:
-                return self._queue(tensor, rank, tag)
-        return self._begin(rank, tag, tensor, _Message)
+                return self._enqueue(tensor, rank, tag)
+        return self._begin(rank, tag, tensor)
 
     def receive_any(self, tensor: torch.Tensor, tag: int) -> Any:
         """Starts to receive into a flat tensor from the rank that sends first. Returns a message with its `source`."""
-        return self._queue(tensor, -1, tag)
+        return self._enqueue(tensor, -1, tag)
 
-    def _queue(self, tensor, source, tag):
-        wanted = _QueuedReceive(tensor, source)
+    def _enqueue(self, tensor, source, tag):
+        wanted = _QueuedReceive(tensor, source, tag)
         with self._lock:
-            self._queues.setdefault(tag, []).append(wanted)
+            self._queue.append(wanted)
             self._post_queued(tag)
         return wanted
 
     def _first(self, rank, tag):
         """The queued receive that takes the next message from `rank`, or None."""
-        return next((wanted for wanted in self._queues.get(tag, ()) if wanted.source in (-1, rank)), None)
+        return next((wanted for wanted in self._queue if wanted.tag == tag and wanted.source in (-1, rank)), None)
 
     def _post_queued(self, tag):
         """Keeps a message posted for every rank from which a queued receive takes one, and assigns arrived messages."""
@@ -225,28 +209,19 @@ class PointToPoint:
             wanted = self._first(rank, tag)
             if wanted is not None and (rank, tag) not in self._open:
                 # In its own memory: the call that takes it may need the data elsewhere.
-                message = self._begin(rank, tag, torch.empty_like(wanted.tensor), _UnclaimedMessage, self._arrived)
-                message.tag = tag
-                self._open[rank, tag] = message
-        for rank in others:
-            message = self._open.get((rank, tag))
-            if message is not None and message.done():
+                message = self._open[rank, tag] = self._begin(rank, tag, torch.empty_like(wanted.tensor), True)
+                message.when_ended(functools.partial(self._match, message, tag))
+        for message in [self._open[rank, tag] for rank in others if (rank, tag) in self._open]:
+            if message.done():
                 self._match(message, tag)
 
-    def _arrived(self, message):
+    def _match(self, message: _Message, tag: int) -> None:
+        """Gives a message that has arrived to a receive that waits for it."""
         with self._lock:
-            tag = getattr(message, "tag", None)
-            if tag is not None and not message.taken:
-                self._match(message, tag)
-
-    def _match(self, message, tag):
-        wanted = self._first(message.source, tag)
-        if message.taken or wanted is None:
-            return
-        message.taken = True
-        del self._open[message.source, tag]
-        self._queues[tag].remove(wanted)
-        if not self._queues[tag]:
-            del self._queues[tag]
-        wanted.give(message)
-        self._post_queued(tag)
+            wanted = self._first(message.source, tag)
+            if wanted is None or self._open.get((message.source, tag)) is not message:
+                return
+            del self._open[message.source, tag]
+            self._queue.remove(wanted)
+            wanted.give(message)
+            self._post_queued(tag)

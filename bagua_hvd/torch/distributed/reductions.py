@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 from bagua_hvd.core import native
 from bagua_hvd.torch.distributed import sparse, tensors
-from bagua_hvd.torch.distributed.other_devices import OtherDevices
-from bagua_hvd.torch.distributed.tensors import Tensors, dense, reduce_rows, row, rows_of
+from bagua_hvd.torch.distributed.movements import Movements
+from bagua_hvd.torch.distributed.tensors import Tensors, dense, reduce_rows, rows_of
 from bagua_hvd.torch.distributed.works import Work
 from bagua_hvd.torch.frontend import frontend
 
 
-class Reductions(OtherDevices):
+class Reductions(Movements):
     """allreduce, reduce and reduce_scatter, with the names and arguments of c10d."""
 
     _warned = False     # whether it has warned that pg_options do not apply
@@ -23,59 +23,43 @@ class Reductions(OtherDevices):
         tensor = self._one(given, "allreduce")
         if tensor.is_sparse:
             return sparse.allreduce(self, tensor, opts)
-        if not tensor.is_cpu and (other := self._other(tensor)):
-            return other.allreduce(given, opts)
         return self._reduce(given, given, opts, "all_reduce")
 
     def allreduce_coalesced(self, given: Tensors, opts: Any = None) -> Work:
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        if other := self._other(given[0]):
-            return other.allreduce_coalesced(given, opts)
         return self._reduce(given, given, opts, "all_reduce_coalesced")
 
     def reduce(self, given: Tensors, opts: Any) -> Work:
-        if other := self._other(given[0]):
-            return other.reduce(given, opts)
         mine = opts.rootRank == self._rank
         return self._reduce(given, given if mine else [torch.empty_like(dense(t)) for t in given], opts, "reduce")
 
     def _reduce(self, inputs, outputs, opts, what):
         """Reduces all tensors in one operation. outputs: the same tensors, or others of the same shapes."""
-        op, native_op = opts.reduceOp, tensors.NATIVE_OPS.get(tensors.kind_of(opts.reduceOp))
-        may_relax = what.startswith("all_reduce")
-        name, what = self._begin(what)
+        op = opts.reduceOp
         sources = [dense(tensor) for tensor in inputs]
-        if not tensors.reduces_natively(sources, op):
-            return self._gather_and_reduce(name, sources, outputs, op, what, opts)
+        native_op = tensors.native_op(sources, op)
+        if native_op is None:
+            gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
+            return self._gather_rows(gathered, sources, opts, what).then(
+                tensors.copying(outputs, lambda: [reduce_rows(rows, op) for rows in gathered]), outputs)
+        may_relax = self.options.relaxed and what.startswith("all_reduce")
+        name, what = self._begin(what)
         results = sources if outputs is inputs else outputs
-        operation = self._relaxed(name, sources, op) if may_relax else None
+        operation = None
+        if may_relax and len(sources) == 1 and native_op in (native.OP_SUM, native.OP_AVERAGE):
+            relaxed = self.options.communicate(sources[0], name, self._number, self._set,
+                                               native_op == native.OP_AVERAGE, tensors.prescale_of(op))
+            operation = None if relaxed is None else self._waiter(relaxed, sources[0])
         if operation is None:
             operation = self._post(
-                native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)],
-                op=native_op, prescale_factor=tensors.prescale_of(op), blocking=not getattr(opts, "asyncOp", True),
+                native.ALLREDUCE, name, [frontend.view(s, r) for s, r in zip(sources, results, strict=True)], opts,
+                op=native_op, prescale_factor=tensors.prescale_of(op),
             )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))
-
-    def _relaxed(self, name, sources, op):
-        native_op = tensors.NATIVE_OPS[tensors.kind_of(op)]
-        if len(sources) > 1 or native_op not in (native.OP_SUM, native.OP_AVERAGE):
-            return None
-        operation = self.options.communicate(sources[0], name, self._number, self._set,
-                                             native_op == native.OP_AVERAGE, tensors.prescale_of(op))
-        return None if operation is None else self._waiter(operation, sources[0])
-
-    def _gather_and_reduce(self, name, sources, outputs, op, what, opts):
-        gathered = [source.new_empty((len(self._ranks), *source.shape)) for source in sources]
-        operation = self._post(native.ALLGATHER, name,
-                               [frontend.view(row(s), g) for s, g in zip(sources, gathered, strict=True)])
-        return self._work(operation, outputs, what, opts, tensors.copying(
-            outputs, lambda: [reduce_rows(self._in_group_order(rows), op) for rows in gathered]))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
         output = self._one(outputs, "reduce_scatter")
         parts = [dense(part) for part in self._one(inputs, "reduce_scatter")]
-        if other := self._other(output):
-            return other.reduce_scatter(outputs, inputs, opts)
         if any(part.shape != output.shape for part in parts):
             return self._reduce_uneven(output, parts, opts)
         return self._reduce_scatter([output], [torch.cat([part.reshape(1, -1) for part in parts])], opts,
@@ -94,8 +78,6 @@ class Reductions(OtherDevices):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        if other := self._other(outputs[0]):
-            return other.reduce_scatter_single_coalesced(outputs, inputs, opts)
         return self._reduce_scatter(outputs, [dense(tensor) for tensor in inputs], opts, "reduce_scatter_tensor")
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -105,16 +87,14 @@ class Reductions(OtherDevices):
         if self.options.relaxed and not self._warned:
             self._warned = True
             warnings.warn("pg_options of \"bagua\" apply to all_reduce only: reduce_scatter and all_gather, which FSDP "
-                          "uses, move full precision", stacklevel=3)
-        wholes = [rows_of(source, size) if tensors.reduces_natively(sources, op) else source.view(size, -1)
-                  for source in sources]
+                          "uses, move full precision", stacklevel=4)
+        wholes = [rows_of(source, size) for source in sources]
         for whole, output in zip(wholes, outputs, strict=True):
             if whole.numel() != size * output.numel() or whole.dtype != output.dtype:
                 raise ValueError(f"{what}: an input of {whole.numel()} elements of {whole.dtype} does not give {size} "
                                  f"ranks an output of {output.numel()} of {output.dtype}")
-        natively = tensors.reduces_natively(sources, op) and tensors.NATIVE_OPS[tensors.kind_of(op)] in (
-            native.OP_SUM, native.OP_AVERAGE)
-        if not natively:
+        native_op = tensors.native_op(sources, op)
+        if native_op not in (native.OP_SUM, native.OP_AVERAGE):
             reduced = [torch.empty_like(whole) for whole in wholes]
             work = self._reduce(wholes, reduced, opts, what)
             return work.then(tensors.copying(outputs, lambda: [whole[self._rank] for whole in reduced]), outputs)
@@ -125,8 +105,7 @@ class Reductions(OtherDevices):
         operation = self._post(
             native.REDUCESCATTER, name,
             [frontend.view(whole, result) for whole, result in
-             zip(tensors.apart(wholes, results), results, strict=True)],
-            op=tensors.NATIVE_OPS[tensors.kind_of(op)], prescale_factor=tensors.prescale_of(op),
-            blocking=not opts.asyncOp,
+             zip(tensors.apart(wholes, results), results, strict=True)], opts,
+            op=native_op, prescale_factor=tensors.prescale_of(op),
         )
         return self._work(operation, outputs, what, opts, tensors.copying(outputs, results))

@@ -7,8 +7,6 @@ from bagua_hvd.job import basics, process_sets
 from bagua_hvd.job.engines.join import default_group, join_group
 
 _lock = threading.Lock()
-_started: set[int] = set()            # groups that started the runtime, by number
-_next = 0
 
 
 def start(store: Any, rank: int, size: int, seconds: float) -> Any:
@@ -17,11 +15,10 @@ def start(store: Any, rank: int, size: int, seconds: float) -> Any:
     Args:
         store: of the group. seconds: timeout for the ranks to find each other.
     Returns:
-        A number for stop(), or None if the runtime was already running.
+        The number of this init() for stop(), or None if the runtime was already running.
     Raises:
         ValueError: it runs with another rank or size, or the ranks did not find each other.
     """
-    global _next
     with _lock:
         if basics.is_initialized():
             _check(rank, size)
@@ -33,9 +30,7 @@ def start(store: Any, rank: int, size: int, seconds: float) -> Any:
             basics.runtime.membership = membership
         basics.init()
         _check(rank, size)
-        _next += 1
-        _started.add(_next)
-        return _next
+        return basics.runtime.inits
 
 
 def _check(rank, size):
@@ -46,13 +41,11 @@ def _check(rank, size):
         )
 
 
-def stop(number: Any) -> None:
-    """Shuts down the runtime if start() started it for this number, and the user has not called hvd.init(), too."""
+def stop(number: int | None) -> None:
+    """Shuts down the runtime if it still runs since this start(), and the user has not called hvd.init(), too."""
     with _lock:
-        if number in _started:
-            _started.discard(number)
-            if not basics.runtime.init_repeated:
-                basics.shutdown()
+        if number == basics.runtime.inits and basics.is_initialized() and not basics.runtime.init_repeated:
+            basics.shutdown()
 
 
 def process_set_of(group: Any = None) -> process_sets.ProcessSet:

@@ -12,7 +12,7 @@ from bagua_hvd.torch.frontend import DTYPES, frontend
 Tensors = list[torch.Tensor]
 
 _Op = ReduceOp.RedOpType
-NATIVE_OPS = {
+_NATIVE_OPS = {
     _Op.SUM: native.OP_SUM, _Op.AVG: native.OP_AVERAGE, _Op.MIN: native.OP_MIN, _Op.MAX: native.OP_MAX,
     _Op.PRODUCT: native.OP_PRODUCT, _Op.PREMUL_SUM: native.OP_SUM,
 }
@@ -32,8 +32,9 @@ def prescale_of(op: Any) -> Any:
     return float(op.__getstate__()[1]) if kind_of(op) == _Op.PREMUL_SUM else 1.0
 
 
-def reduces_natively(tensors: Sequence[torch.Tensor], op: Any) -> bool:
-    return kind_of(op) in NATIVE_OPS and all(DTYPES.get(t.dtype) in frontend.reducible for t in tensors)
+def native_op(tensors: Sequence[torch.Tensor], op: Any) -> int | None:
+    """The core's reduction; None: it has none for this operation or these dtypes."""
+    return _NATIVE_OPS.get(kind_of(op)) if all(DTYPES.get(t.dtype) in frontend.reducible for t in tensors) else None
 
 
 def reduce_rows(rows: torch.Tensor, op: Any) -> torch.Tensor:
@@ -65,9 +66,12 @@ def dense(tensor: torch.Tensor) -> Any:
 
 def movable(tensor: torch.Tensor) -> Any:
     """A contiguous tensor as 1-D, in its own dtype if the core supports that, else as bytes."""
+    return _flat(tensor) if tensor.dtype in DTYPES else _flat(tensor).view(torch.uint8)
+
+
+def _flat(tensor):
     # One element counts as contiguous with any stride, and reshape() would keep that.
-    flat = tensor.as_strided((tensor.numel(),), (1,))
-    return flat if tensor.dtype in DTYPES else flat.view(torch.uint8)
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def row(tensor: torch.Tensor) -> Any:
@@ -81,10 +85,9 @@ def rows_of(tensor: torch.Tensor, count: int) -> Any:
     Raises:
         ValueError: `count` does not divide the number of elements.
     """
-    flat = movable(tensor)
-    if flat.numel() % count:
+    if tensor.numel() % count:
         raise ValueError(f"a tensor of shape {list(tensor.shape)} cannot be shared evenly by {count} ranks")
-    return flat.view(count, -1) if flat.numel() else flat.view(count, 0)
+    return _flat(tensor).view(count, tensor.numel() // count)
 
 
 def apart(sources: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Tensors:

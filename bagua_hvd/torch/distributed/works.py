@@ -18,7 +18,6 @@ import torch
 from torch._C._distributed_c10d import Work as _Work
 from torch.futures import Future, collect_all
 
-from bagua_hvd.core import completions
 from bagua_hvd.core.operations import Posted
 
 
@@ -64,17 +63,22 @@ class Waiter:
     """Waits in a thread for operations that have only wait(), in posting order, which is equal on all ranks."""
 
     def __init__(self) -> None:
-        self._executor: futures.ThreadPoolExecutor | None = None
+        self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd waiter")
 
     def __call__(self, operation, tensor):
         """The operation on a tensor, or a substitute with the methods that a Work needs."""
         if isinstance(operation, Posted):
             return operation
-        if self._executor is None:
-            self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="bagua_hvd waiter")
-        if tensor.is_cpu:
-            return _Waited(self._executor.submit(operation.wait))
-        return _WaitedOnGpu(self._executor, operation, _OnGpu(tensor.device))
+        gpu = None if tensor.is_cpu else _OnGpu(tensor.device)
+        return Awaited(self._executor.submit(self._wait, operation, gpu), gpu)
+
+    @staticmethod
+    def _wait(operation, gpu):
+        if gpu is None:
+            operation.wait()
+        else:
+            with gpu.aside():
+                gpu.end(operation.wait, None, operation)
 
 
 def ended_within(future: futures.Future, seconds: float) -> bool:
@@ -82,33 +86,26 @@ def ended_within(future: futures.Future, seconds: float) -> bool:
     return bool(futures.wait([future], min(seconds, threading.TIMEOUT_MAX)).done)
 
 
-class _Waited:
-    def __init__(self, future):
-        self._future = future
-        self.wait, self.done = future.result, future.done
+class Awaited:
+    """A future as the operation of a Work. gpu: None, or the _OnGpu that its results are joined from."""
 
-    def ended_within(self, seconds):
+    def __init__(self, future: futures.Future, gpu: Any = None) -> None:
+        self._future = future
+        self._gpu = gpu
+        self.done = future.done
+
+    def wait(self) -> Any:
+        result = self._future.result()
+        if self._gpu is not None:
+            self._gpu.join()
+        return result
+
+    def ended_within(self, seconds: float) -> bool:
         return ended_within(self._future, seconds)
 
-    def when_ended(self, callback):
-        # Not on the waiter's thread: the callback may wait for a later operation.
-        self._future.add_done_callback(lambda _: completions.call(callback))
-
-
-class _WaitedOnGpu(_Waited):
-    def __init__(self, executor, operation, gpu):
-        super().__init__(executor.submit(self._run, operation, gpu))
-        self._gpu = gpu
-        self.wait = self._join
-
-    @staticmethod
-    def _run(operation, gpu):
-        with gpu.aside():
-            gpu.end(operation.wait, None, operation)
-
-    def _join(self):
-        self._future.result()
-        self._gpu.join()
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        # Not on the thread that ends it: the callback may wait for a later operation.
+        self._future.add_done_callback(lambda _: threading.Thread(target=callback, daemon=True).start())
 
 
 class Work(_Work):
@@ -237,17 +234,13 @@ class Work(_Work):
             self._end()
             self._complete(future)
 
-    def _value(self):
-        """The value of the future."""
-        return self._outputs
-
     def _complete(self, future):
         if self._error is not None:
             future.set_exception(self._error)
             return
         if self._gpu is not None:
             self._gpu.join()
-        future.set_result(self._value())
+        future.set_result(self._outputs)
 
 
 class CombinedWork:

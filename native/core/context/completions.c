@@ -67,35 +67,18 @@ void completions_signal(struct completion *_Atomic *slot)
         put(completion);
 }
 
-static struct completion *create(bhvd_completions *list, int64_t number)
-{
-    struct completion *completion = malloc(sizeof *completion);
-    if (completion) {
-        *completion = (struct completion){NULL, list, number};
-        atomic_fetch_add(&list->references, 1);
-    }
-    return completion;
-}
-
 bhvd_status completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number)
 {
-    struct completion *none = NULL, *completion = create(list, number);
+    struct completion *none = NULL, *completion = malloc(sizeof *completion);
     if (!completion)
         return BHVD_ERR_SYSTEM;
+    *completion = (struct completion){NULL, list, number};
+    atomic_fetch_add(&list->references, 1);
     if (atomic_compare_exchange_strong(slot, &none, completion))
         return BHVD_OK;
     free(completion);
     release(list);
     return BHVD_ERR_ARGUMENT;
-}
-
-bhvd_status bhvd_completions_put(bhvd_completions *list, int64_t number)
-{
-    struct completion *completion = create(list, number);
-    if (!completion)
-        return BHVD_ERR_SYSTEM;
-    put(completion);
-    return BHVD_OK;
 }
 
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
