@@ -94,14 +94,23 @@ class _Distribution:
         """Reduces the gradients and applies them by `apply`; before the last pass of a window, only accumulates them.
 
         Args:
-            optimizer: its iterations advance if nothing is applied.
+            optimizer: built first, since the condition that follows cannot. Its iterations advance if nothing is
+                applied.
+            variables: None: the optimizer's.
             apply: function of gradients and variables.
-        Raises:
-            ValueError: a graph is being traced, and its window has a gradient of a variable that is not in `variables`.
         """
+        variables = optimizer._trainable_variables if variables is None else list(variables)
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+            optimizer.built = True
         if self.passes == 1:
             self._apply_reduced(optimizer, gradients, variables, apply)
-            return
+        else:
+            self._accumulate(optimizer, gradients, variables, apply)
+
+    def _accumulate(self, optimizer, gradients, variables, apply):
+        """ValueError: a graph is traced, and its window has a gradient of a variable that is not in `variables`."""
         counter = self.build(variables)
         by_id = {id(self.reduction.native(variable)): variable for variable in variables}
         if self.reduction.traces() and not self.reduction.between_windows(counter, self.passes):
@@ -138,7 +147,7 @@ class _Distribution:
 
     def _apply_reduced(self, optimizer, gradients, variables, apply):
         (weight, traced), self._weight = self._weight or (None, True), None
-        if self.reduction.traces() and not traced:
+        if not traced and self.reduction.traces():
             raise ValueError(WEIGHT_OUTSIDE)
         gradients = self.reduction(gradients, variables, weight=weight)
 
@@ -156,24 +165,11 @@ class _Distribution:
                     variable.assign(variable.constraint(variable))
             innermost(optimizer)._iterations.assign_add(1)
 
-        def update():
-            self.reduction.update(by_optimizer, by_algorithm)
-            self.reduction.stepped()
-
+        update = functools.partial(self.reduction.update, by_optimizer, by_algorithm)
         if self.applied is None:
             update()
         else:
             self.reduction.in_turn(gradients, update, self.applied)
-
-
-def _built(optimizer, trainable_variables):
-    """The variables that apply() will update. Builds the optimizer, since the condition that follows cannot."""
-    variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-    if not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(variables)
-        optimizer.built = True
-    return variables
 
 
 class Distributed(HasDistribution, keras.optimizers.Optimizer):
@@ -230,19 +226,16 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         gradients = list(grads)
         if self.distribution.reduced or not gradients:      # by a LossScaleOptimizer around this one
             return apply(gradients, trainable_variables)
-        variables = _built(self, trainable_variables)
-        return self.distribution.apply(self, gradients, variables, apply)
-
-    def _require_reduced(self, method):
-        if not self.distribution.reduced:
-            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method=method))
+        return self.distribution.apply(self, gradients, trainable_variables, apply)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        self._require_reduced("_backend_update_step")
+        if not self.distribution.reduced:
+            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method="_backend_update_step"))
         return super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        self._require_reduced("update_step")
+        if not self.distribution.reduced:
+            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method="update_step"))
         return super().update_step(gradient, variable, learning_rate)
 
 
@@ -261,8 +254,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
     if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
         raise _not_scaled(inner._settings[0])
     inner.loss_scaled = True
-    variables = _built(self, trainable_variables)
-    return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
+    return inner.distribution.apply(self, gradients, trainable_variables, functools.partial(_scaled_apply, self))
 
 
 # On torch's backend, Keras 3.16 trains with DistributedDataParallel if torch has a process group.

@@ -43,6 +43,8 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
 class Step:
     """See Reduction. It keeps the variables' parameters alive."""
 
+    has_update = True
+
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
         self._parameters = list(map(parameter_of, variables))
@@ -54,6 +56,7 @@ class Step:
         ]
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
                                options.grouped(variables, parameter_of), **options.reducer_arguments)
+        self._updates = eager(self.reducer.step)    # whether the algorithm has updated the weights
 
     def factor(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
@@ -80,17 +83,12 @@ class Step:
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> None:
         (instead if self._updates() else apply)()
+        self._stepped()
 
     @eager
-    def _updates(self):
-        """Whether the algorithm has updated the weights."""
-        return self.reducer.step()
-
-    @eager
-    def stepped(self) -> list:
+    def _stepped(self):
         self.reducer.stepped()
         self._put_back()
-        return []
 
     def _put_back(self):
         while self._replaced:

@@ -9,6 +9,7 @@ gradients exist and which are sparse.
 The part common to all backends of Keras is in bagua_hvd/_keras/reduction.py.
 """
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -83,7 +84,7 @@ class Reduction(reduction.Reduction):
     """The reduction on TensorFlow.
 
     Args:
-        weights: whether stepped() will be called after every step, which algorithms that read weights need.
+        weights: whether update() will be called in every step, which algorithms that read weights need.
         options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
     Raises:
         ValueError: the algorithm cannot be used here.
@@ -154,15 +155,15 @@ class Reduction(reduction.Reduction):
             return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
         return super()._divided(gradient)
 
-    def stepped(self) -> Any:
-        """See the base class.
+    def update_seen(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
+        """update() for optimizers to which users pass gradients.
 
         Raises:
             RuntimeError: this object has not reduced the gradients, so the algorithm has not seen the step.
         """
         if self._uses.any and self._used is None and self.options.communicates and not self._has_local:
             raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
-        return super().stepped()
+        return self.update(apply, instead)
 
     def __call__(self, gradients, variables, local=(), weight=None):
         gradients = list(gradients)
@@ -173,44 +174,16 @@ class Reduction(reduction.Reduction):
                 as_dense = (self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
                             or self._observer is not None)
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
+        if not tf.executing_eagerly() and self.options.communicates:
+            one_by_one(gradients)
         return super().__call__(gradients, variables, local, weight)
 
     def _checked(self, gradients, weight):
         with tf.control_dependencies(self._alone.exchange([tf.cast(weight, tf.float64)])):      # known when it runs
             return [gradient if gradient is None else tf.identity(gradient) for gradient in gradients]
 
-    def _bypasses_buckets(self, gradient, variable):
-        return isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable))
-
-    def _reduce(self, gradients, variables, places):
-        if not tf.executing_eagerly():
-            one_by_one(gradients)
-        alone = {}      # by place: gradients outside of buckets
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if self._bypasses_buckets(gradient, variable):
-                alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
-        if not alone:
-            return self._reduce_together(gradients, variables, places)
-        together = [place for place in range(len(gradients)) if place not in alone]
-        reduced = self._reduce_together(*([values[place] for place in together]
-                                          for values in (gradients, variables, places)))
-        results = {**alone, **dict(zip(together, reduced, strict=True))}
-        return [results[place] for place in range(len(gradients))]
-
-    def _reduce_together(self, gradients, variables, places):
-        if self.compression is Compression.none or self.options.op == Adasum:
-            reduced = super()._reduce(gradients, variables, places)
-        else:
-            compressed = list(map(self.compression.compress, gradients))
-            reduced = super()._reduce([gradient for gradient, _ in compressed], variables, places)
-            reduced = [self.compression.decompress(gradient, context)
-                       for gradient, (_, context) in zip(reduced, compressed, strict=True)]
-        if not tf.executing_eagerly():
-            for gradient, result in zip(gradients, reduced, strict=True):
-                result.set_shape(gradient.shape)
-        if not self._uses.any:
-            self._used = None       # nothing to do after the step
-        return reduced
+    def _has_bucket(self, gradient, variable):
+        return not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, (tf.Variable, keras.Variable))
 
     def _reduce_alone(self, gradient, name):
         sparse = isinstance(gradient, tf.IndexedSlices)
@@ -232,9 +205,11 @@ class Reduction(reduction.Reduction):
             return jacobians
         if self.options.delay:
             raise ValueError(NOT_LATE.format(what="Jacobian matrices", remedy=OTHER_TAPE))
-        for index in self._places(jacobians, variables, local):
-            if jacobians[index] is not None:
-                jacobians[index] = self._allreduce(jacobians[index], f"jacobian.{index}")
+        for index, (jacobian, variable) in enumerate(zip(jacobians, variables, strict=True)):
+            if jacobian is not None:
+                is_local = variable in self._local or variable in local
+                jacobians[index] = (self._left_local(jacobian) if is_local else
+                                    self._allreduce(jacobian, f"jacobian.{index}"))
         return jacobians
 
 

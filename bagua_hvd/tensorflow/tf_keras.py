@@ -122,15 +122,12 @@ class _Distributed(HasDistribution, _Wrapped):
         def apply():
             distribution.applying = True
             try:
-                applied = distribution.reduction.update(
+                return distribution.reduction.update_seen(
                     lambda: base(list(zip(gradients, variables, strict=True)), *args, **kwargs),
                     lambda: self.iterations.assign_add(1),
                 )
             finally:
                 distribution.applying = False
-            with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
-                after = distribution.reduction.stepped()
-            return tf.group(applied, *after) if after else applied
 
         if as_given or distribution.aggregation is None:
             return apply()
