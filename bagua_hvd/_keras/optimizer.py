@@ -263,7 +263,7 @@ _make_ddp: Any = getattr(keras.Model, "_initialize_ddp", None)
 
 def _make_ddp_for_others(self):
     """Skips models whose optimizer reduces gradients itself: they would be sent twice, once in full precision."""
-    if distributions(getattr(self, "optimizer", None)):
+    if distribution_of(getattr(self, "optimizer", None)) is not None:
         object.__setattr__(self, "ddp_model", None)
     else:
         _make_ddp(self)
@@ -291,19 +291,17 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def distributions(optimizer: Any) -> Any:
-    """The distributions of the optimizer and of the one within it; none if they are not distributed."""
-    found = []
-    while optimizer is not None:
-        if hasattr(optimizer, "distribution"):
-            found.append(optimizer.distribution)
+def distribution_of(optimizer: Any) -> Any:
+    """The distribution of the optimizer, or of the one within it; None if it is not distributed."""
+    while optimizer is not None and not hasattr(optimizer, "distribution"):
         optimizer = getattr(optimizer, "inner_optimizer", None)
-    return found
+    return getattr(optimizer, "distribution", None)
 
 
 def forget_step(optimizer: Any) -> None:
     """Drops accumulated and pending gradients of a distributed optimizer; does nothing for others."""
-    for distribution in distributions(optimizer):
+    distribution = distribution_of(optimizer)
+    if distribution is not None:
         distribution.reset()
 
 

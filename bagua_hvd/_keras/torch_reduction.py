@@ -30,10 +30,10 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
         self._passes = passes
         self._variables = [weakref.ref(variable) for variable in variables]
 
-    def _moment(self, which, index):
-        m, v = adam.moments(self._optimizer(), self._variables[index]())
-        tensor = parameter_of(m if which == "m" else v).detach()
-        return frontend.view(tensor, tensor)
+    def _moments(self, index):
+        m, v = (parameter_of(moment).detach()
+                for moment in adam.moments(self._optimizer(), self._variables[index]()))
+        return frontend.view(m, m), frontend.view(v, v)
 
     def _number(self, name):
         optimizer = self._optimizer()

@@ -8,7 +8,7 @@ from bagua_hvd.tensorflow.elastic import translated_errors
 from bagua_hvd.tensorflow.functions import broadcast_global_variables
 from bagua_hvd.tensorflow.reduction import Reduction
 
-backend.register("tensorflow", backend.Backend(
+backend.register(backend.Backend(
     functools.partial(Reduction, weights=True), Compression, translated_errors,
     broadcast_global_variables, tf_keras.wrap, tf_keras.load_model,
 ))

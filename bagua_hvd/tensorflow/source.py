@@ -86,13 +86,13 @@ class TensorFlowSource(adam.KerasSource, Source):
         values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
         return array_view(values)
 
-    def _moment(self, which, index):
-        return self._view((self.layout.m if which == "m" else self.layout.v) + index)
+    def _moments(self, index):
+        return self._view(self.layout.m + index), self._view(self.layout.v + index)
 
     def _number(self, name):
         return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
     def discard(self) -> None:
         if not self.keep_views:
-            self.views = {}
+            self.views.clear()
             self.passed_beside = 0

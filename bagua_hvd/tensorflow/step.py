@@ -82,7 +82,7 @@ class Step:
         )
         self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
-        self._after = Bridge(self._keep, self._stepped)
+        self._after = Bridge(self.source.views.__setitem__, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
         self._weight_view: Any = None
         self._weight: Weight | None = None      # the last one
@@ -207,11 +207,6 @@ class Step:
         memory = ffi.cast("double *", self._weight_view.dst)
         self._weight = Weight(memory[0], f"weight.{self.reducer.number}", self.reducer.group, self._weight)
         memory[0] = self._weight.factor()
-
-    def _keep(self, index, view):
-        if index in self.source.views:
-            self.reducer.reset()
-        self.source.views[index] = view
 
     def _synchronize(self):
         self.source.keep_views = True   # for step(), which runs after the Reducer has released its views

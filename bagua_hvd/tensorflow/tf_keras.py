@@ -68,24 +68,24 @@ class _Distribution:
             raise ValueError(LOST_IN_WINDOW.format(name=lost[0].name))
         return pairs
 
-    def reduce(self, gradients, variables):
-        """The reduced gradients; before the last pass of a window, gradients that must not be applied."""
-        return (self.aggregation.compute_gradients if self.aggregation else self.reduction)(gradients, variables)
+    def reduce(self, optimizer, pairs):
+        """Pairs of reduced gradients and their variables; before the last pass of a window, not to be applied."""
+        gradients, variables = zip(*self.of_window(pairs), strict=True)
+        with tf.init_scope():       # variables cannot be created within a condition
+            legacy.build(optimizer, variables)
+        reduce = self.aggregation.compute_gradients if self.aggregation else self.reduction
+        return list(zip(reduce(gradients, variables), variables, strict=True))
 
     def aggregate(self, optimizer, pairs):
-        """Pairs of reduced gradients and their variables, for apply_gradients(), which does not reduce them again."""
+        """reduce() for apply_gradients(), which does not reduce these again."""
         pairs = list(pairs)
         if self.applying or not pairs:
             return pairs
-        pairs = self.of_window(pairs)
-        gradients, variables = zip(*pairs, strict=True)
-        with tf.init_scope():       # variables cannot be created within a condition
-            legacy.build(optimizer, variables)
-        reduced = self.reduce(gradients, variables)
+        pairs = self.reduce(optimizer, pairs)
         self._reduced = ByIdentity(native_variable)
-        for variable in variables:
+        for _, variable in pairs:
             self._reduced.add(variable)
-        return list(zip(reduced, variables, strict=True))
+        return pairs
 
     def is_reduced(self, variables):
         """Whether gradients of these variables were reduced; asking clears it."""
@@ -112,20 +112,13 @@ class _Distributed(HasDistribution, _Wrapped):
         as_given = not reduced and (kwargs.get("skip_gradients_aggregation", False)
                                     or not kwargs.get("experimental_aggregate_gradients", True))
         if not reduced and not as_given:
-            pairs = distribution.of_window(pairs)
-        gradients, variables = zip(*pairs, strict=True)
-        if not reduced and not as_given:
-            with tf.init_scope():
-                legacy.build(self, variables)
-            gradients = distribution.reduce(gradients, variables)
+            pairs = distribution.reduce(self, pairs)
 
         def apply():
             distribution.applying = True
             try:
                 return distribution.reduction.update_seen(
-                    lambda: base(list(zip(gradients, variables, strict=True)), *args, **kwargs),
-                    lambda: self.iterations.assign_add(1),
-                )
+                    lambda: base(pairs, *args, **kwargs), lambda: self.iterations.assign_add(1))
             finally:
                 distribution.applying = False
 
