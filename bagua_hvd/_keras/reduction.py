@@ -114,12 +114,9 @@ class Reduction(ABC):
         """
         return True
 
-    def _size(self, gradient):
-        """The divisor of a gradient that is not reduced."""
-        return self.options.process_set.size()
-
     def _divided(self, gradient):
-        return gradient / self._size(gradient)
+        """A gradient that is not reduced, divided by the number of ranks."""
+        return gradient / self.options.process_set.size()
 
     def register_local(self, variable: Any) -> None:
         """Excludes the variable from the reduction from now on."""

@@ -9,14 +9,17 @@ _require("Keras", (3, 0))       # before anything else can fail
 
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.keras import backend as _backend
+import keras as _keras
+
+if _keras.backend.backend() != "torch":     # _keras finds torch's front end by itself
+    import bagua_hvd.tensorflow as _tensorflow
 
 # isort: split
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras import types as _types
 from bagua_hvd._keras.surface import *
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.util import doc_from as _doc_from
 from bagua_hvd.job import basics as _basics
 from bagua_hvd.job.basics import Adasum

@@ -115,11 +115,6 @@ class Reduction(reduction.Reduction):
     def _adasum(self, gradients):
         return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
 
-    def _size(self, gradient):
-        if basics.runtime.options.elastic:      # the size may change while a function stays
-            return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
-        return super()._size(gradient)
-
     def in_turn(self, gradients: Any, first: Any, then: Any) -> None:
         if tf.executing_eagerly():
             super().in_turn(gradients, first, then)
@@ -153,6 +148,8 @@ class Reduction(reduction.Reduction):
     def _divided(self, gradient):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
+        if basics.runtime.options.elastic:      # the size may change while a function stays
+            return gradient / tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._divided(gradient)
 
     def update_seen(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
