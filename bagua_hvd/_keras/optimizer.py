@@ -19,7 +19,6 @@ from keras import ops
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
-from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions, check_passes
 
@@ -110,13 +109,9 @@ class _Distribution:
             self._accumulate(optimizer, gradients, variables, apply)
 
     def _accumulate(self, optimizer, gradients, variables, apply):
-        """ValueError: a graph is traced, and its window has a gradient of a variable that is not in `variables`."""
         counter = self.build(variables)
         by_id = {id(self.reduction.native(variable)): variable for variable in variables}
-        if self.reduction.traces() and not self.reduction.between_windows(counter, self.passes):
-            for key, variable in self._window.items():
-                if key not in by_id and variable.trainable:
-                    raise ValueError(LOST_IN_WINDOW.format(name=variable.path))
+        self.reduction.check_window(counter, self.passes, [v for key, v in self._window.items() if key not in by_id])
         counter.assign_add(1)
         for (key, variable), gradient in zip(by_id.items(), gradients, strict=True):
             if gradient is not None:

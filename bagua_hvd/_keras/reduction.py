@@ -20,11 +20,6 @@ from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
-LOST_IN_WINDOW = (
-    "{name} has a gradient from an earlier pass of this window of backward_passes_per_step, but is not among the "
-    "variables of this pass. Its gradient would be lost. Pass the same variables in every pass, with zeros for missing "
-    "gradients, or make a DistributedOptimizer for each list"
-)
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")
 
@@ -106,13 +101,15 @@ class Reduction(ABC):
         """Whether a graph is being traced, which runs later and repeatedly."""
         return False
 
-    def between_windows(self, counter: Any, passes: int) -> bool:
-        """Called for each step that is being traced: whether no pass of a window has been made before it.
+    def check_window(self, counter: Any, passes: int, others: list) -> None:  # noqa: B027  (only graphs lose any)
+        """Called in each pass of a window of backward_passes_per_step.
 
         Args:
             counter: the variable that counts passes; None: it is not made yet. passes: of a window.
+            others: variables with a gradient in this window that are not among those of this pass.
+        Raises:
+            ValueError: a graph is being traced, which would lose these gradients.
         """
-        return True
 
     def _divided(self, gradient):
         """A gradient that is not reduced, divided by the number of ranks."""

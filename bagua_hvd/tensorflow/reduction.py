@@ -43,6 +43,11 @@ NO_STEP_TO_REPLACE = (
     "DistributedOptimizer with an optimizer of Keras"
 )
 
+LOST_IN_WINDOW = (
+    "{name} has a gradient from an earlier pass of this window of backward_passes_per_step, but is not among the "
+    "variables of this pass. Its gradient would be lost. Pass the same variables in every pass, with zeros for missing "
+    "gradients, or make a DistributedOptimizer for each list"
+)
 NOT_LATE = "{what} cannot be delayed: delay=1 supports only dense gradients of variables. {remedy}"
 XLA_GOES_ON = (
     "every_step=True cannot keep every step in a program compiled by XLA, which changes weights even after a "
@@ -132,13 +137,18 @@ class Reduction(reduction.Reduction):
     def traces(self) -> bool:
         return not tf.executing_eagerly()
 
-    def between_windows(self, counter: Any, passes: int) -> bool:
+    def check_window(self, counter: Any, passes: int, others: list) -> None:
+        if tf.executing_eagerly():
+            return
         before, graph = self._traced_in(), tf.compat.v1.get_default_graph()
         self._traced_in = weakref.ref(graph)
         counter = native_variable(counter)
         with tf.init_scope():       # where it has counted the passes that have been run; none if this trace makes it
-            counts = counter is not None and counter.is_initialized()
-            return before is not graph and not (counts and counter.numpy() % passes)
+            within = before is graph or (
+                counter is not None and counter.is_initialized() and counter.numpy() % passes != 0)
+        lost = [variable for variable in others if variable.trainable]
+        if within and lost:
+            raise ValueError(LOST_IN_WINDOW.format(name=getattr(lost[0], "path", lost[0].name)))
 
     def _times(self, gradient, factor):
         if isinstance(gradient, tf.IndexedSlices):

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasDistribution
-from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -52,21 +51,13 @@ class _Distribution:
             self.aggregation.reset()
 
     def of_window(self, pairs):
-        """The pairs, and others without a gradient for further variables that this window has gradients of.
-
-        Raises:
-            ValueError: there are some, and a graph is being traced.
-        """
+        """The pairs, and others without a gradient for further variables that this window has gradients of."""
         helper = self.aggregation
         if helper is None or not tf.compat.v1.executing_eagerly_outside_functions():
             return pairs
         others = helper.others_in_window([variable for _, variable in pairs])
-        if tf.executing_eagerly():
-            return pairs + [(None, variable) for variable in others]
-        lost = [variable for variable in others if variable.trainable]
-        if not self.reduction.between_windows(helper._counter, helper.backward_passes_per_step) and lost:
-            raise ValueError(LOST_IN_WINDOW.format(name=lost[0].name))
-        return pairs
+        self.reduction.check_window(helper._counter, helper.backward_passes_per_step, others)
+        return pairs + [(None, variable) for variable in others if tf.executing_eagerly()]
 
     def reduce(self, optimizer, pairs):
         """Pairs of reduced gradients and their variables; before the last pass of a window, not to be applied."""
