@@ -18,7 +18,7 @@ class Backend:
     """The parts that a backend supplies for Keras.
 
     Attributes:
-        make_reduction: function of (options, optimizer=, passes=); see make_reduction().
+        make_reduction: see make_reduction().
         Compression: classes none and fp16.
         translated_errors: makes a context in which a failed collective raises HorovodInternalError.
         broadcast_global_variables: function of the root, for graphs of TensorFlow 1.
@@ -73,7 +73,7 @@ def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any
         raise NotImplementedError(
             f"KERAS_BACKEND={keras.backend.backend()}: distributed optimizers work on the backends tensorflow and torch"
         )
-    return current().make_reduction(options, optimizer=optimizer, passes=passes)
+    return current().make_reduction(options, optimizer, passes)
 
 
 def as_written(function: Callable[..., Any]) -> Any:

@@ -38,7 +38,7 @@ class DistributedV1(WrappedV1):
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool, options: GradientOptions, passes: int,
                  average_aggregated: bool) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._reduction = Reduction(options, weights=True)
+        self._reduction = Reduction(options)
         self._aggregation = None
         if passes > 1:
             if tf.executing_eagerly():

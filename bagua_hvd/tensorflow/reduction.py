@@ -89,7 +89,6 @@ class Reduction(reduction.Reduction):
     """The reduction on TensorFlow.
 
     Args:
-        weights: whether update() will be called in every step, which algorithms that read weights need.
         options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
     Raises:
         ValueError: the algorithm cannot be used here.
@@ -98,17 +97,13 @@ class Reduction(reduction.Reduction):
     native = staticmethod(native_variable)
     take = staticmethod(take)
 
-    def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
+    def __init__(self, options: GradientOptions, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
         self._traced_in: Any = lambda: None     # the graph of the last step that was traced
         self._alone = Bridge(lambda _, view: check_alone(ffi.cast("double *", view.dst)[0]), lambda: None)
-        if options.algorithm is not None:
-            name = type(options.algorithm).__name__
-            if not weights and self._uses.any:
-                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=name))
-            if self._uses.updates and optimizer is None:
-                raise ValueError(NO_STEP_TO_REPLACE.format(name=name))
+        if self._uses.updates and optimizer is None:
+            raise ValueError(NO_STEP_TO_REPLACE.format(name=type(options.algorithm).__name__))
         super().__init__(options, optimizer, passes)
 
     def dense(self, gradient: Any) -> Any:
@@ -265,7 +260,10 @@ class _SharedReductions:
             options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
-            self._reductions[key] = Reduction(options.check())
+            options = options.check()
+            if Uses(options.algorithm, None).any:       # update() is never called
+                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(options.algorithm).__name__))
+            self._reductions[key] = Reduction(options)
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]

@@ -34,7 +34,7 @@ ALL_IN_ONE = (
 
 class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
-        self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
+        self.reduction = Reduction(options, optimizer, passes)
         self.aggregation = None
         self.all_in_one = Uses(options.algorithm, optimizer).any      # only apply_gradients() reduces
         self.applying = False       # while reduced gradients are applied
