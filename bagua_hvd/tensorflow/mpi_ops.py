@@ -12,7 +12,7 @@ from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, registered_id
 from bagua_hvd.core.native import TensorView, ffi
-from bagua_hvd.core.util import num_rank_is_power_2
+from bagua_hvd.core.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401  (Horovod's name)
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
@@ -296,8 +296,3 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     process_set_id: of the set. name: of the op.
     """
     return collective_ops.fact("process_set_included", process_set_id, name)
-
-
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can run with num_rank ranks."""
-    return num_rank_is_power_2(num_rank)
