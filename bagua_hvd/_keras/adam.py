@@ -4,7 +4,6 @@ The moments are variables of the optimizer, so each backend supplies their memor
 the learning rate, which may be a variable or a schedule.
 """
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -66,58 +65,40 @@ def learning_rate(optimizer: Any) -> Any:
     return rate(optimizer.iterations) if callable(rate) else rate
 
 
-class KerasSource:
-    """A Source of Keras variables. It serves their optimizer as a KerasAdam, made once.
+class KerasSource(Adam):
+    """The part of a Source that all backends share. It serves the optimizer, which check() accepts, as an Adam.
 
     Attributes:
         places: indices of the variables in the list of given gradients, which is the same on all ranks.
-        _optimizer, _variables: weak references. _passes, _moment, _number: as KerasAdam's arguments.
+        _optimizer, _variables: weak references. _passes: backward passes per step, all of which advance `iterations`.
     """
 
     _optimizer: Callable[[], Any]
     _variables: list[Any]
     _passes: int
-    _moment: Callable[[str, int], TensorView]
-    _number: Callable[[str], float]
-    _adam: Any = None
     places: Sequence[int] = ()
+
+    def _moments(self, index: int) -> tuple[TensorView, TensorView]:
+        """The in-place views of m and v of a variable."""
+        raise NotImplementedError
+
+    def _number(self, name: str) -> float:
+        """The value of "learning rate" or "iterations" in this step."""
+        raise NotImplementedError
 
     def fingerprint(self) -> int:
         return crc32(repr(list(self.places)).encode()) % (2**31 - 1)
 
     def adam(self) -> Adam:
-        optimizer = self._optimizer()
-        check(optimizer)
-        if self._adam is None:
-            variables = [variable() for variable in self._variables]
-            self._adam = KerasAdam(optimizer, variables, self._moment, self._number, self._passes)
-        return self._adam
-
-
-class KerasAdam(Adam):
-    """An optimizer that check() accepts.
-
-    Args:
-        optimizer: held weakly. variables: the weights, by index.
-        view: function of ("m" or "v", index) that returns the in-place TensorView of a moment.
-        number: function of "learning rate" or "iterations" that returns its value in this step.
-        passes: backward passes per step, all of which advance `iterations`.
-    """
-
-    def __init__(self, optimizer: Any, variables: Any, view: Callable[[str, int], TensorView],
-                 number: Callable[[str], float], passes: int = 1) -> None:
-        self._optimizer: Callable[[], Any] = weakref.ref(optimizer)
-        self._variables = [weakref.ref(variable) for variable in variables]
-        self._view = view
-        self._number = number
-        self._passes = passes
+        check(self._optimizer())
+        return self
 
     def member(self, index: int) -> Any:
         optimizer = self._optimizer()
         decay = optimizer.weight_decay
         return AdamMember(
-            self._view("m", index), self._view("v", index), int(self._number("iterations")) // self._passes,
-            float(self._number("learning rate")), optimizer.beta_1, optimizer.beta_2, optimizer.epsilon,
+            *self._moments(index), int(self._number("iterations")) // self._passes, self._number("learning rate"),
+            optimizer.beta_1, optimizer.beta_2, optimizer.epsilon,
             decay if decay and optimizer._use_weight_decay(self._variables[index]()) else 0.0, decoupled=True,
             eps_corrected=True,
         )

@@ -22,12 +22,13 @@ from bagua_hvd.reduction.options import GradientOptions, groups_of
 Compression = current().Compression
 
 
-def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] = Compression.none,
-                          sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
-                          backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
-                          num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
-                          scale_local_gradients: bool = True,
-                          algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> OptimizerT:
+def DistributedOptimizer(optimizer: OptimizerT, name: str | None = None, device_dense: str = "",
+                         device_sparse: str = "", compression: type[Compressor] = Compression.none,
+                         sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
+                         backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+                         num_groups: int = 0, groups: Groups = None, process_set: ProcessSet = global_process_set,
+                         scale_local_gradients: bool = True,
+                         algorithm: str | Algorithm | type[Algorithm] | None = None, delay: int = 0) -> OptimizerT:
     """Wraps a Keras optimizer so that gradients are reduced over the ranks before it applies them.
 
     Use it in model.compile(), compiled by XLA or not, and with apply_gradients() in your own loop. Keras saves the
@@ -37,6 +38,7 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
         optimizer: keras.Optimizer, also a LossScaleOptimizer. The result's class derives from its class and has its
             name. Both share hyperparameters and state; use only the result from then on. An optimizer of tf_keras
             (TF_USE_LEGACY_KERAS=1) is made anew from its configuration.
+        name, device_dense, device_sparse: unused, for compatibility with Horovod.
         compression: applied to gradients before they are sent: Compression.none, Compression.fp16 or your own.
         sparse_as_dense: send sparse gradients as dense ones; else their rows are gathered (except in XLA programs,
             where shapes are fixed and all are sent as dense).
@@ -68,18 +70,8 @@ def distributed_optimizer(optimizer: OptimizerT, compression: type[Compressor] =
     return wrap(optimizer, options, backward_passes_per_step, average_aggregated_gradients)
 
 
-UNUSED = dict.fromkeys(("name", "device_dense", "device_sparse"), "unused, for compatibility with Horovod.")
 PARTIAL = "Leaves the trainable weights of some layers local; ValueError: an entry is not a layer."
 LOCAL_LAYERS = "a layer or a list of layers, built."
-
-
-def partial_distributed_optimizer(optimizer: OptimizerT, local_layers: Layers, **options: Any) -> OptimizerT:
-    """See PARTIAL, and distributed_optimizer() for the options."""
-    local = weights_of(local_layers)
-    wrapped: Any = distributed_optimizer(optimizer, **options)
-    for variable in local:
-        wrapped.register_local_var(variable)
-    return wrapped
 
 
 def weights_of(local_layers: Layers) -> list[Any]:
@@ -189,6 +181,6 @@ def load_model(filepath: str | os.PathLike[str], custom_optimizers: Iterable[typ
     """
     return _load_model(
         filepath,
-        lambda optimizer: distributed_optimizer(optimizer, compression=compression, algorithm=algorithm, delay=delay),
+        lambda optimizer: DistributedOptimizer(optimizer, compression=compression, algorithm=algorithm, delay=delay),
         custom_optimizers, custom_objects,
     )

@@ -18,48 +18,46 @@ class Backend:
     """The parts that a backend supplies for Keras.
 
     Attributes:
-        make_reduction: function of (options, optimizer=, passes=); see make_reduction().
+        make_reduction: see make_reduction().
         Compression: classes none and fp16.
         translated_errors: makes a context in which a failed collective raises HorovodInternalError.
-        broadcast_global_variables: function of the root, for graphs of TensorFlow 1; None: not supported.
-        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras; None: not supported.
+        broadcast_global_variables: function of the root, for graphs of TensorFlow 1.
+        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras.
+    The last three are TensorFlow's only.
     """
 
     make_reduction: Callable[..., Any]
     Compression: Any
     translated_errors: Callable[[], AbstractContextManager] = nullcontext
-    broadcast_global_variables: Callable[[int], Any] | None = None
+    broadcast_global_variables: Any = None
     wrap_legacy: Any = None
     load_legacy_model: Any = None
 
 
-_backends: dict[str, Backend] = {}
+_of_tensorflow: Backend | None = None
 
 
-def register(name: str, backend: Backend) -> None:
-    """Registers a Backend for KERAS_BACKEND=name."""
-    _backends[name] = backend
-
-
-def _find(name):
-    if name == "torch" and name not in _backends:
-        from bagua_hvd._keras.torch_reduction import Reduction
-        from bagua_hvd.torch.compression import Compression
-
-        register(name, Backend(Reduction, Compression))
-    return _backends.get(name)
+def register(backend: Backend) -> None:
+    """Registers TensorFlow's Backend."""
+    global _of_tensorflow
+    _of_tensorflow = backend
 
 
 def current() -> Backend:
     """The Backend that Keras runs on. If it has none here: TensorFlow's, though without reductions."""
-    return _find(keras.backend.backend()) or of_tf_keras()
+    if keras.backend.backend() != "torch":
+        return of_tf_keras()
+    from bagua_hvd._keras.torch_reduction import Reduction
+    from bagua_hvd.torch.compression import Compression
+
+    return Backend(Reduction, Compression)
 
 
 def of_tf_keras() -> Backend:
     """The Backend of tf_keras, TensorFlow's. RuntimeError: its front end has not been imported."""
-    if "tensorflow" not in _backends:
+    if _of_tensorflow is None:
         raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
-    return _backends["tensorflow"]
+    return _of_tensorflow
 
 
 def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any:
@@ -71,12 +69,11 @@ def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any
         ValueError: the algorithm cannot serve the optimizer.
         NotImplementedError: the backend is neither tensorflow nor torch.
     """
-    backend = _find(keras.backend.backend())
-    if backend is None:
+    if keras.backend.backend() not in ("tensorflow", "torch"):
         raise NotImplementedError(
             f"KERAS_BACKEND={keras.backend.backend()}: distributed optimizers work on the backends tensorflow and torch"
         )
-    return backend.make_reduction(options, optimizer=optimizer, passes=passes)
+    return current().make_reduction(options, optimizer, passes)
 
 
 def as_written(function: Callable[..., Any]) -> Any:
@@ -96,9 +93,8 @@ def broadcast_global_variables(root_rank: int) -> Any:
     Raises:
         RuntimeError: in eager mode, and on other backends; use BroadcastGlobalVariablesCallback there.
     """
-    broadcast = current().broadcast_global_variables if keras.backend.backend() == "tensorflow" else None
-    if broadcast is None:
+    if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             "broadcast_global_variables() is for graphs: use hvd.callbacks.BroadcastGlobalVariablesCallback"
         )
-    return broadcast(root_rank)
+    return current().broadcast_global_variables(root_rank)

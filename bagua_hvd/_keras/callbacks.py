@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from bagua_hvd._keras import legacy, values
-from bagua_hvd._keras.optimizer import distributions, innermost
+from bagua_hvd._keras.optimizer import distribution_of, innermost
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.collectives.numpy_frontend import frontend
@@ -51,13 +51,14 @@ class Callback(keras.callbacks.Callback):
         Raises:
             ValueError: on all ranks, if they are not equal.
         """
-        for options in (distribution.reduction.options for distribution in distributions(self.model.optimizer)):
-            if not options.communicates or getattr(options.algorithm, "asynchronous", False):
-                continue
-            steps = min(_steps(self.params or {}) or 0, _MOST_STEPS)
-            (most, least), = extremes([steps], f"{type(self).__name__}.steps", options.process_set)
-            if least and most != least:
-                raise ValueError(UNEQUAL_STEPS.format(callback=type(self).__name__, least=least, most=most))
+        distribution = distribution_of(self.model.optimizer)
+        options = None if distribution is None else distribution.reduction.options
+        if options is None or not options.communicates or getattr(options.algorithm, "asynchronous", False):
+            return
+        steps = min(_steps(self.params or {}) or 0, _MOST_STEPS)
+        (most, least), = extremes([steps], f"{type(self).__name__}.steps", options.process_set)
+        if least and most != least:
+            raise ValueError(UNEQUAL_STEPS.format(callback=type(self).__name__, least=least, most=most))
 
 
 class BroadcastGlobalVariablesCallback(Callback):

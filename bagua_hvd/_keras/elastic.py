@@ -23,8 +23,8 @@ from bagua_hvd.reduction.numbers import numbers_of, share_numbers, take_numbers
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 
-def _broadcast_object(obj, root_rank=0):
-    # A name of its own, so that it never matches a broadcast of the script.
+def broadcast_object(obj: Any, root_rank: int = 0) -> Any:
+    """Broadcasts under a name of its own, which never matches a broadcast of the script."""
     return objects.broadcast_object(basics.context(), obj, root_rank, basics.rank() == root_rank, "elastic.state")
 
 
@@ -53,7 +53,7 @@ class KerasState(ObjectState):
         self._saved_values: Any = None
         if not every_step:
             self._save_model()
-        super().__init__(_broadcast_object, basics.rank, **kwargs)
+        super().__init__(broadcast_object, basics.rank, **kwargs)
 
     def _set_optimizer(self, optimizer):
         self.optimizer = optimizer or getattr(self.model, "optimizer", None)
@@ -83,7 +83,7 @@ class KerasState(ObjectState):
         self._has_synced = True
         forget_step(self.optimizer)
         values.broadcast_variables(self._variables(), 0, "elastic.state.variables")
-        share_numbers((), _broadcast_object)
+        share_numbers((), broadcast_object)
         super()._sync()
 
     def _receive(self, root_rank, whole, facts):

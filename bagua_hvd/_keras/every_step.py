@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from bagua_hvd._keras import legacy, values
-from bagua_hvd._keras.optimizer import distributions, forget_step, innermost
+from bagua_hvd._keras.optimizer import distribution_of, forget_step
 from bagua_hvd.reduction.every_step import EveryStep, refuse, why_not
 
 LATE = (
@@ -31,7 +31,7 @@ class KerasEveryStep(EveryStep):
     def __init__(self, state: Any) -> None:
         super().__init__(state)
         refuse(state, _why_not(state.optimizer))
-        self._distribution = distribution = innermost(state.optimizer).distribution
+        distribution = distribution_of(state.optimizer)
         self._reduction = distribution.reduction
         if self._reduction.reducers():
             raise ValueError(LATE.format(state=type(state).__name__))
@@ -105,9 +105,10 @@ def _with_copies(variables):
 def _why_not(optimizer):
     if legacy.is_optimizer(optimizer):
         return "optimizers of tf_keras may average gradients in several places"
-    if not distributions(optimizer):
+    distribution = distribution_of(optimizer)
+    if distribution is None:
         return "the state holds no DistributedOptimizer"
-    options, passes, _ = innermost(optimizer)._settings
-    if passes > 1:
+    if distribution.passes > 1:
         return "with backward_passes_per_step > 1 a step begins before it communicates"
+    options = distribution.reduction.options
     return why_not(options.op, options.algorithm, options.delay, options.process_set)

@@ -19,7 +19,6 @@ from keras import ops
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
 from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
-from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions, check_passes
 
@@ -94,20 +93,25 @@ class _Distribution:
         """Reduces the gradients and applies them by `apply`; before the last pass of a window, only accumulates them.
 
         Args:
-            optimizer: its iterations advance if nothing is applied.
+            optimizer: built first, since the condition that follows cannot. Its iterations advance if nothing is
+                applied.
+            variables: None: the optimizer's.
             apply: function of gradients and variables.
-        Raises:
-            ValueError: a graph is being traced, and its window has a gradient of a variable that is not in `variables`.
         """
+        variables = optimizer._trainable_variables if variables is None else list(variables)
+        if not optimizer.built:
+            with keras.name_scope(optimizer.name, caller=optimizer):
+                optimizer.build(variables)
+            optimizer.built = True
         if self.passes == 1:
             self._apply_reduced(optimizer, gradients, variables, apply)
-            return
+        else:
+            self._accumulate(optimizer, gradients, variables, apply)
+
+    def _accumulate(self, optimizer, gradients, variables, apply):
         counter = self.build(variables)
         by_id = {id(self.reduction.native(variable)): variable for variable in variables}
-        if self.reduction.traces() and not self.reduction.between_windows(counter, self.passes):
-            for key, variable in self._window.items():
-                if key not in by_id and variable.trainable:
-                    raise ValueError(LOST_IN_WINDOW.format(name=variable.path))
+        self.reduction.check_window(counter, self.passes, [v for key, v in self._window.items() if key not in by_id])
         counter.assign_add(1)
         for (key, variable), gradient in zip(by_id.items(), gradients, strict=True):
             if gradient is not None:
@@ -138,7 +142,7 @@ class _Distribution:
 
     def _apply_reduced(self, optimizer, gradients, variables, apply):
         (weight, traced), self._weight = self._weight or (None, True), None
-        if self.reduction.traces() and not traced:
+        if not traced and self.reduction.traces():
             raise ValueError(WEIGHT_OUTSIDE)
         gradients = self.reduction(gradients, variables, weight=weight)
 
@@ -156,24 +160,11 @@ class _Distribution:
                     variable.assign(variable.constraint(variable))
             innermost(optimizer)._iterations.assign_add(1)
 
-        def update():
-            self.reduction.update(by_optimizer, by_algorithm)
-            self.reduction.stepped()
-
+        update = functools.partial(self.reduction.update, by_optimizer, by_algorithm)
         if self.applied is None:
             update()
         else:
             self.reduction.in_turn(gradients, update, self.applied)
-
-
-def _built(optimizer, trainable_variables):
-    """The variables that apply() will update. Builds the optimizer, since the condition that follows cannot."""
-    variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-    if not optimizer.built:
-        with keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(variables)
-        optimizer.built = True
-    return variables
 
 
 class Distributed(HasDistribution, keras.optimizers.Optimizer):
@@ -230,19 +221,16 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
         gradients = list(grads)
         if self.distribution.reduced or not gradients:      # by a LossScaleOptimizer around this one
             return apply(gradients, trainable_variables)
-        variables = _built(self, trainable_variables)
-        return self.distribution.apply(self, gradients, variables, apply)
-
-    def _require_reduced(self, method):
-        if not self.distribution.reduced:
-            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method=method))
+        return self.distribution.apply(self, gradients, trainable_variables, apply)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        self._require_reduced("_backend_update_step")
+        if not self.distribution.reduced:
+            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method="_backend_update_step"))
         return super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-        self._require_reduced("update_step")
+        if not self.distribution.reduced:
+            raise RuntimeError(NOT_REDUCED.format(name=type(self).__name__, method="update_step"))
         return super().update_step(gradient, variable, learning_rate)
 
 
@@ -261,8 +249,7 @@ def _apply_scaled(self, grads, trainable_variables=None):
     if inner.algorithm.replaces_step or inner._settings[0].keeps_gradients:
         raise _not_scaled(inner._settings[0])
     inner.loss_scaled = True
-    variables = _built(self, trainable_variables)
-    return inner.distribution.apply(self, gradients, variables, functools.partial(_scaled_apply, self))
+    return inner.distribution.apply(self, gradients, trainable_variables, functools.partial(_scaled_apply, self))
 
 
 # On torch's backend, Keras 3.16 trains with DistributedDataParallel if torch has a process group.
@@ -271,7 +258,7 @@ _make_ddp: Any = getattr(keras.Model, "_initialize_ddp", None)
 
 def _make_ddp_for_others(self):
     """Skips models whose optimizer reduces gradients itself: they would be sent twice, once in full precision."""
-    if distributions(getattr(self, "optimizer", None)):
+    if distribution_of(getattr(self, "optimizer", None)) is not None:
         object.__setattr__(self, "ddp_model", None)
     else:
         _make_ddp(self)
@@ -299,19 +286,17 @@ def innermost(optimizer: Any) -> Any:
     return optimizer
 
 
-def distributions(optimizer: Any) -> Any:
-    """The distributions of the optimizer and of the one within it; none if they are not distributed."""
-    found = []
-    while optimizer is not None:
-        if hasattr(optimizer, "distribution"):
-            found.append(optimizer.distribution)
+def distribution_of(optimizer: Any) -> Any:
+    """The distribution of the optimizer, or of the one within it; None if it is not distributed."""
+    while optimizer is not None and not hasattr(optimizer, "distribution"):
         optimizer = getattr(optimizer, "inner_optimizer", None)
-    return found
+    return getattr(optimizer, "distribution", None)
 
 
 def forget_step(optimizer: Any) -> None:
     """Drops accumulated and pending gradients of a distributed optimizer; does nothing for others."""
-    for distribution in distributions(optimizer):
+    distribution = distribution_of(optimizer)
+    if distribution is not None:
         distribution.reset()
 
 

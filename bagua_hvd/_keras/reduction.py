@@ -2,7 +2,6 @@
 
     gradients = reduction(gradients, variables)     reduced, in the given order; None: see `fills_in`
     reduction.update(apply, instead)                apply(), or instead() if the algorithm has updated the weights
-    reduction.stepped()                             call it after the update
 
 Ranks match operations by the numbers of Reducers. A Reducer is made when a step is first traced or run: one for each
 list of variables, in the same order on all ranks, however often they trace. For ranks that join later see
@@ -21,11 +20,6 @@ from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
-LOST_IN_WINDOW = (
-    "{name} has a gradient from an earlier pass of this window of backward_passes_per_step, but is not among the "
-    "variables of this pass. Its gradient would be lost. Pass the same variables in every pass, with zeros for missing "
-    "gradients, or make a DistributedOptimizer for each list"
-)
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")
 
@@ -38,7 +32,8 @@ class Reduction(ABC):
         reducer, source             of these variables; source.places: see __call__()
         exchange(gradients)         the reduced gradients
         factor(weight)              the factor of this rank's gradients in a weighted average
-        update(apply, instead), stepped()
+        has_update                  whether there is more to do when the gradients are applied:
+        update(apply, instead)      see Reduction.update()
 
     Args:
         options: GradientOptions, checked.
@@ -59,8 +54,7 @@ class Reduction(ABC):
         self._local = ByIdentity(self.native)       # variables that are not reduced
         self._has_local = False
         self._used: Any = None      # the current step
-        # ids of variables -> step, and weak references that drop the entry when the first variable dies
-        self._steps: dict[Any, Any] = {}
+        self._steps: dict[Any, Any] = {}        # by ids of variables, all of which live
         self._made: list[Any] = []              # weak references to Reducers, in the order of creation
         self._loaded: list[Any] = []            # state for the next ones, from a checkpoint
         self._observer: Any = None              # of all Reducers
@@ -107,20 +101,19 @@ class Reduction(ABC):
         """Whether a graph is being traced, which runs later and repeatedly."""
         return False
 
-    def between_windows(self, counter: Any, passes: int) -> bool:
-        """Called for each step that is being traced: whether no pass of a window has been made before it.
+    def check_window(self, counter: Any, passes: int, others: list) -> None:  # noqa: B027  (only graphs lose any)
+        """Called in each pass of a window of backward_passes_per_step.
 
         Args:
             counter: the variable that counts passes; None: it is not made yet. passes: of a window.
+            others: variables with a gradient in this window that are not among those of this pass.
+        Raises:
+            ValueError: a graph is being traced, which would lose these gradients.
         """
-        return True
-
-    def _size(self, gradient):
-        """The divisor of a gradient that is not reduced."""
-        return self.options.process_set.size()
 
     def _divided(self, gradient):
-        return gradient / self._size(gradient)
+        """A gradient that is not reduced, divided by the number of ranks."""
+        return gradient / self.options.process_set.size()
 
     def register_local(self, variable: Any) -> None:
         """Excludes the variable from the reduction from now on."""
@@ -129,7 +122,7 @@ class Reduction(ABC):
 
     def reset(self) -> None:
         """Drops pending gradients."""
-        for step, _ in list(self._steps.values()):
+        for step in list(self._steps.values()):
             step.reducer.reset()
 
     # --------------------------------------------------------------------------------------------------- steps ----
@@ -151,21 +144,26 @@ class Reduction(ABC):
             return gradients if weight is None else self._checked(gradients, weight)
         if weight is not None:
             gradients = self._weighted(gradients, variables, local, weight)
-        places = self._places(gradients, variables, local)
-        for index, gradient in enumerate(gradients):
-            if gradient is None and not self.fills_in:
-                places.pop(index, None)
-        to_reduce, variables = list(map(gradients.__getitem__, places)), list(variables)
-        reduced = self._reduce(to_reduce, list(map(variables.__getitem__, places)), list(places.values()))
+        places, variables = self._places(gradients, variables, local), list(variables)
+        if not places:
+            return gradients
+        bucketed = list(map(gradients.__getitem__, places))
+        if self.options.op == Adasum:
+            reduced = self._adasum(bucketed)
+        else:
+            step = self._step_of(list(map(variables.__getitem__, places)))
+            step.source.places = list(places.values())
+            self._used = step if step.has_update else None
+            reduced = step.exchange(bucketed)
         for index, gradient in zip(places, reduced, strict=True):
             gradients[index] = gradient
         return gradients
 
     def _weighted(self, gradients, variables, local, weight):
         check_weighable(self.options.algorithm)
-        pairs = [(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)
-                 if (gradient is not None or self.fills_in) and variable not in self._local and variable not in local]
-        bucketed = [variable for gradient, variable in pairs if not self._bypasses_buckets(gradient, variable)]
+        bucketed = [variable for gradient, variable in zip(gradients, variables, strict=True)
+                    if (gradient is not None or self.fills_in) and self._has_bucket(gradient, variable)
+                    and variable not in self._local and variable not in local]
         if not bucketed:
             raise ValueError(NOT_WEIGHTED)
         factor = self._step_of(bucketed).factor(weight)
@@ -176,43 +174,43 @@ class Reduction(ABC):
         check_alone(weight)
         return gradients
 
-    def _bypasses_buckets(self, gradient, variable):
-        """Whether a gradient is communicated by its own operation, not by a step."""
-        return False
+    def _has_bucket(self, gradient, variable):
+        """Whether a gradient is communicated by a step; else by _reduce_alone()."""
+        return True
+
+    def _reduce_alone(self, gradient, name):
+        raise NotImplementedError
 
     def _places(self, gradients, variables, local):
-        """index -> place among all reduced variables, with or without a gradient. Scales the other gradients."""
-        if not self._has_local and not local:
-            return dict(enumerate(range(len(gradients))))
+        """index -> place among all reduced variables, for a step's gradients. Replaces the other gradients."""
+        has_local, place = self._has_local or bool(local), 0
         places: dict[int, int] = {}
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if variable not in self._local and variable not in local:
-                places[index] = len(places)
-            elif gradient is not None:
-                if self.options.algorithm is not None and self.options.algorithm.replaces_step:
-                    raise ValueError(UPDATES_ALL.format(name=type(self.options.algorithm).__name__))
-                if self.options.scale_local_gradients:
-                    gradients[index] = self._divided(gradient)
+            if has_local and (variable in self._local or variable in local):
+                if gradient is not None:
+                    gradients[index] = self._left_local(gradient)
+                continue
+            if gradient is None and not self.fills_in:
+                pass
+            elif self._has_bucket(gradient, variable):
+                places[index] = place
+            else:
+                gradients[index] = self._reduce_alone(gradient, f"gradient.{place}")
+            place += 1
         return places
 
-    def _reduce(self, gradients, variables, places):
-        if not gradients:
-            return []
-        if self.options.op == Adasum:
-            return self._adasum(gradients)
-        step = self._used = self._step_of(variables)
-        step.source.places = places
-        return step.exchange(gradients)
+    def _left_local(self, gradient):
+        """A gradient that is not reduced."""
+        if self.options.algorithm is not None and self.options.algorithm.replaces_step:
+            raise ValueError(UPDATES_ALL.format(name=type(self.options.algorithm).__name__))
+        return self._divided(gradient) if self.options.scale_local_gradients else gradient
 
     def _step_of(self, variables):
-        key = tuple(map(id, variables))
-        known = self._steps.get(key)
-        return known[0] if known else self._new_step(key, variables)
-
-    def _new_step(self, key, variables):
-        step = self._make_step(variables)
-        steps = self._steps
-        steps[key] = step, [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
+        key, steps = tuple(map(id, variables)), self._steps
+        if key in steps:
+            return steps[key]
+        step = steps[key] = self._make_step(variables)
+        step.variables_alive = [weakref.ref(variable, lambda _: steps.pop(key, None)) for variable in variables]
         self._made = [each for each in self._made if each() is not None] + [weakref.ref(step.reducer)]
         step.reducer.observer = self._observer
         self._load(step.reducer)
@@ -220,13 +218,9 @@ class Reduction(ABC):
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         """Applies the gradients that were reduced last by apply(); if the algorithm has updated the weights, calls
-        instead(). In a graph, returns an operation that follows either."""
-        return apply() if self._used is None else self._used.update(apply, instead)
-
-    def stepped(self) -> Any:
-        """Call it after the gradients have been applied. Returns operations that a graph must run for the algorithm."""
+        instead(). Then the algorithm acts after the step. In a graph, returns an operation that follows all this."""
         step, self._used = self._used, None
-        return [] if step is None else step.stepped()
+        return apply() if step is None else step.update(apply, instead)
 
     # ------------------------------------------------------------------------------------ Reducers and their state ----
 

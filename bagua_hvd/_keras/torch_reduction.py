@@ -30,10 +30,10 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
         self._passes = passes
         self._variables = [weakref.ref(variable) for variable in variables]
 
-    def _moment(self, which, index):
-        m, v = adam.moments(self._optimizer(), self._variables[index]())
-        tensor = parameter_of(m if which == "m" else v).detach()
-        return frontend.view(tensor, tensor)
+    def _moments(self, index):
+        m, v = (parameter_of(moment).detach()
+                for moment in adam.moments(self._optimizer(), self._variables[index]()))
+        return frontend.view(m, m), frontend.view(v, v)
 
     def _number(self, name):
         optimizer = self._optimizer()
@@ -42,6 +42,8 @@ class KerasTorchSource(adam.KerasSource, TorchSource):
 
 class Step:
     """See Reduction. It keeps the variables' parameters alive."""
+
+    has_update = True
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int) -> None:
         compression = Compression.none if options.compression is None else options.compression
@@ -54,6 +56,7 @@ class Step:
         ]
         self.reducer = Reducer(self.source, members, options.algorithm, options.process_set, 1,
                                options.grouped(variables, parameter_of), **options.reducer_arguments)
+        self._updates = eager(self.reducer.step)    # whether the algorithm has updated the weights
 
     def factor(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
@@ -80,17 +83,12 @@ class Step:
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> None:
         (instead if self._updates() else apply)()
+        self._stepped()
 
     @eager
-    def _updates(self):
-        """Whether the algorithm has updated the weights."""
-        return self.reducer.step()
-
-    @eager
-    def stepped(self) -> list:
+    def _stepped(self):
         self.reducer.stepped()
         self._put_back()
-        return []
 
     def _put_back(self):
         while self._replaced:

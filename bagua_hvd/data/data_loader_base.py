@@ -84,7 +84,7 @@ class AsyncDataLoaderMixin(_Loader):
         """Stops the thread after the batch that it is reading, and empties the queue. May be called again."""
         self._close(timeout=None)
 
-    def _close(self, timeout):
+    def _close(self, timeout):      # at exit, too: a thread inside a library while the interpreter ends can crash it
         thread, entries = self._thread, self.queue
         if not self.started or thread is None or entries is None:
             return
@@ -94,12 +94,8 @@ class AsyncDataLoaderMixin(_Loader):
         while not entries.empty():
             entries.get_nowait()
         self.started = False
-        atexit.unregister(self._close_at_exit)
+        atexit.unregister(self._close)
         self._log("closed")
-
-    def _close_at_exit(self):
-        # A thread inside a library while the interpreter ends can crash it.
-        self._close(_EXIT_S)
 
     def _start(self, entries):
         self._log("starting")
@@ -108,7 +104,7 @@ class AsyncDataLoaderMixin(_Loader):
         thread = self._thread = threading.Thread(target=self._fill, args=(entries,), name="async data loader",
                                                  daemon=True)
         thread.start()
-        atexit.register(self._close_at_exit)
+        atexit.register(self._close, _EXIT_S)
 
     def _fill(self, entries):
         """The function of the thread."""

@@ -9,35 +9,34 @@ _require("Keras", (3, 0))       # before anything else can fail
 
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.keras import backend as _backend
+import keras as _keras
+
+if _keras.backend.backend() != "torch":     # _keras finds torch's front end by itself
+    import bagua_hvd.tensorflow as _tensorflow
 
 # isort: split
 from bagua_hvd._keras import api as _api
 from bagua_hvd._keras import types as _types
 from bagua_hvd._keras.surface import *
+from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.util import doc_from as _doc_from
 from bagua_hvd.job import basics as _basics
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.keras import callbacks, elastic
 
 
-@_doc_from(_api.distributed_optimizer, **_api.UNUSED)
+@_doc_from(_api.DistributedOptimizer)
 def DistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
                          device_sparse: str = "", compression: type[Compressor] = Compression.none,
                          sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
                          num_groups: int = 0, groups: _types.Groups = None,
                          algorithm: str | Algorithm | type[Algorithm] | None = None,
                          delay: int = 0) -> _types.OptimizerT:
-    return _api.distributed_optimizer(
-        optimizer, compression=compression, sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor, op=op, num_groups=num_groups, groups=groups,
-        algorithm=algorithm, delay=delay,
-    )
+    return _api.DistributedOptimizer(**locals())
 
 
-@_doc_from(_api.distributed_optimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS, **_api.UNUSED)
+@_doc_from(_api.DistributedOptimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS)
 def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
                                 device_sparse: str = "", compression: type[Compressor] = Compression.none,
                                 sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
@@ -47,12 +46,12 @@ def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None =
                                 scale_local_gradients: bool = True,
                                 algorithm: str | Algorithm | type[Algorithm] | None = None,
                                 delay: int = 0) -> _types.OptimizerT:
-    return _api.partial_distributed_optimizer(
-        optimizer, local_layers, compression=compression, sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor, op=op, backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients, groups=groups, process_set=process_set,
-        scale_local_gradients=scale_local_gradients, algorithm=algorithm, delay=delay,
-    )
+    options = locals()
+    local = _api.weights_of(options.pop("local_layers"))
+    wrapped: Any = _api.DistributedOptimizer(**options)
+    for variable in local:
+        wrapped.register_local_var(variable)
+    return wrapped
 
 
 @_doc_from(_api.allreduce)

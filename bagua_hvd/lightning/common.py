@@ -1,5 +1,6 @@
 """Common part of the strategies of the Trainer and of Fabric."""
 import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from bagua_hvd.torch.rank_states import gathered
 def environment_of(given: Any) -> Any:
     """The ClusterEnvironment for a strategy, given one or None: Lightning does not detect baguarun."""
     return BaguarunEnvironment() if given is None and BaguarunEnvironment.detect() else given
+
+
+def refuse(strategy: Any, options: Iterable[str]) -> None:
+    """Raises ValueError if there are options of DistributedDataParallel."""
+    if given := ", ".join(sorted(options)):
+        raise ValueError(f"{type(strategy).__name__} does not use DistributedDataParallel, so its options have no "
+                         f"effect: remove {given}. Unused parameters need no option; use algorithm= instead of a hook")
 
 
 def before_connecting(strategy: Any) -> None:
@@ -60,7 +68,13 @@ def state_of(optimizer: Any) -> dict:
     return gathered(optimizer.state_dict(), optimizer.process_set)
 
 
-class ConsensusScope:
+def cloned(state: dict) -> dict:
+    """A module's state with copies of its tensors."""
+    return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
+
+
+@contextlib.contextmanager
+def consensus_scope(module: torch.nn.Module, optimizers: Any) -> Iterator[None]:
     """Context for models that differ between ranks by design: within it, all of them have the mean.
 
     Background communication stops. Collective at both ends; does nothing if the models are equal.
@@ -68,29 +82,14 @@ class ConsensusScope:
     Args:
         module: the model. optimizers: wrapped ones.
     """
+    from bagua_hvd.torch.consensus import consensus
 
-    def __init__(self, module: torch.nn.Module, optimizers: Any) -> None:
-        self._module = module
-        self._algorithms: list = []
-        for optimizer in optimizers:
-            if optimizer.reducer is not None and optimizer.algorithm not in self._algorithms:
-                self._algorithms.append(optimizer.algorithm)
-        self._consensus: Any = None
-
-    def __enter__(self) -> "ConsensusScope":
-        from bagua_hvd.torch.consensus import consensus
-
-        for algorithm in self._algorithms:
+    algorithms = {id(each.algorithm): each.algorithm for each in optimizers if each.reducer is not None}.values()
+    with contextlib.ExitStack() as stack:
+        for algorithm in algorithms:
             if algorithm.asynchronous:
                 algorithm.abort()
-        if any(algorithm.models_differ for algorithm in self._algorithms):
-            self._consensus = consensus(self._module)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        if self._consensus is not None:
-            self._consensus.__exit__(*exception)
-            self._consensus = None
-        for algorithm in self._algorithms:
-            if algorithm.asynchronous:
-                algorithm.resume()
+                stack.callback(algorithm.resume)
+        if any(algorithm.models_differ for algorithm in algorithms):
+            stack.enter_context(consensus(module))
+        yield

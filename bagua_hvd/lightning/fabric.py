@@ -40,9 +40,7 @@ class BaguaFabricStrategy(DDPStrategy):
     def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
                  **kwargs: Any) -> None:
         super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
-        if self._ddp_kwargs:
-            raise ValueError("BaguaFabricStrategy does not use DistributedDataParallel, so its options have no effect: "
-                             "remove " + ", ".join(sorted(self._ddp_kwargs)))
+        common.refuse(self, self._ddp_kwargs)
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
         # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.
@@ -72,6 +70,5 @@ class BaguaFabricStrategy(DDPStrategy):
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict:
         """The module's state; the mean if modules differ between ranks. Collective, as fabric.save() is."""
-        with common.ConsensusScope(module, self._wrapped):
-            state = super().get_module_state_dict(module)
-            return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
+        with common.consensus_scope(module, self._wrapped):
+            return common.cloned(super().get_module_state_dict(module))

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
-import torch
-
 from bagua_hvd.lightning import common
 from bagua_hvd.lightning.packages import of_pytorch
 from bagua_hvd.torch.distributed import process_set_of  # registers the backend, too
@@ -35,15 +33,10 @@ class BaguaStrategy(DDPStrategy):
     def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
                  **kwargs: Any) -> None:
         super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
-        if self._ddp_kwargs or self._ddp_comm_hook is not None:
-            given = sorted([*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
-            raise ValueError(
-                "BaguaStrategy does not use DistributedDataParallel, so its options have no effect: remove "
-                f"{', '.join(given)}. Unused parameters need no option; use algorithm= instead of a hook"
-            )
+        common.refuse(self, [*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
-        self._evaluation: common.ConsensusScope | None = None
+        self._evaluation: contextlib.ExitStack | None = None
 
     def setup_distributed(self) -> None:
         common.before_connecting(self)
@@ -80,8 +73,8 @@ class BaguaStrategy(DDPStrategy):
     def on_validation_start(self) -> None:
         super().on_validation_start()
         if self._wrapped():
-            self._evaluation = common.ConsensusScope(self.lightning_module, self._wrapped())
-            self._evaluation.__enter__()
+            self._evaluation = contextlib.ExitStack()
+            self._evaluation.enter_context(common.consensus_scope(self.lightning_module, self._wrapped()))
 
     def on_validation_end(self) -> None:
         self._end_evaluation()
@@ -90,15 +83,14 @@ class BaguaStrategy(DDPStrategy):
     def _end_evaluation(self) -> None:
         evaluation, self._evaluation = self._evaluation, None
         if evaluation is not None:
-            evaluation.__exit__(None, None, None)
+            evaluation.close()
 
     def lightning_module_state_dict(self) -> dict:
         """The model's state; the mean if models differ between ranks. Collective, as saving is in Lightning."""
         if not self._wrapped() or self._evaluation is not None:
             return super().lightning_module_state_dict()
-        with common.ConsensusScope(self.lightning_module, self._wrapped()):
-            state = super().lightning_module_state_dict()
-            return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
+        with common.consensus_scope(self.lightning_module, self._wrapped()):
+            return common.cloned(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Any) -> dict:
         if isinstance(optimizer, LightningOptimizer):

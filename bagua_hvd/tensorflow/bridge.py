@@ -123,16 +123,6 @@ class Bridge:
             graph._bagua_hvd_bridges = {*getattr(graph, "_bagua_hvd_bridges", ()), self}
         return again
 
-    def _call(self, function, *arguments):
-        with self._lock:
-            try:
-                function(*arguments)
-            except BaseException as error:
-                self.failure = error
-                raise
-            if function is self._wait:
-                self.failure = None
-
 
 def _exchange_compiled(id, tensors, indices, again):
     @tf.custom_gradient
@@ -200,12 +190,18 @@ def _message(error):
 
 
 def _run(id, error, function, *arguments):
-    """Calls a bridge's function, by its name, for native code; writes its exception to the native `error`."""
+    """Calls a Bridge's function, by its name, for native code; writes its exception to the native `error`."""
+    bridge = None
     try:
         bridge = _find(id)
-        bridge._call(getattr(bridge, function), *arguments)
+        with bridge._lock:
+            getattr(bridge, function)(*arguments)
     except BaseException as raised:
+        if bridge is not None:
+            bridge.failure = raised
         return native.fill_error(error, _status(raised), _message(raised))
+    if function == "_wait":
+        bridge.failure = None
     return native.OK
 
 

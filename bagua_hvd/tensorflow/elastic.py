@@ -5,19 +5,18 @@
     @hvd.elastic.run
     def train(state): ...       # commit() after every few batches; starts where the state says
 """
-import functools
 import re
 from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd._keras.elastic import KerasState
+from bagua_hvd._keras.elastic import KerasState, broadcast_object
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, runs
 from bagua_hvd.reduction.numbers import share_numbers
 from bagua_hvd.tensorflow.bridge import take_interruption
-from bagua_hvd.tensorflow.functions import broadcast_, broadcast_object, broadcast_variables
+from bagua_hvd.tensorflow.functions import broadcast_, broadcast_variables
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -96,10 +95,7 @@ class TensorFlowState(ObjectState):
                 self._assignments = [v.assign(p).op for v, p in zip(self.variables, self._placeholders, strict=True)]
                 self._broadcast = broadcast_variables(self.variables, 0)
         self._saved_values = self._read()
-        # A name of its own, so that it never matches a broadcast of the script.
-        super().__init__(
-            bcast_object=functools.partial(broadcast_object, name="elastic.state"), get_rank=basics.rank, **kwargs
-        )
+        super().__init__(broadcast_object, basics.rank, **kwargs)
 
     def _read(self):
         if self.session is not None:
@@ -127,5 +123,5 @@ class TensorFlowState(ObjectState):
                 broadcast_(self.variables, root_rank=0)
             else:
                 self.session.run(self._broadcast)
-        share_numbers((), self._bcast_object)
+        share_numbers((), broadcast_object)
         super().sync()

@@ -11,13 +11,15 @@ import tensorflow as tf
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, registered_id
-from bagua_hvd.core.util import num_rank_is_power_2
+from bagua_hvd.core.native import TensorView, ffi
+from bagua_hvd.core.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401  (Horovod's name)
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
-from bagua_hvd.tensorflow import collective_ops, joining
+from bagua_hvd.tensorflow import collective_ops
+from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.dtypes import from_wire, rows_to_wire, to_wire
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
@@ -223,9 +225,22 @@ def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
 # ------------------------------------------------------------------------------------- join, barrier and numbers ----
 
 
+_join_views: dict[int, TensorView] = {}
+
+
+def _wait_for_join():
+    view = _join_views.pop(0)
+    ffi.cast("int32_t *", view.dst)[0] = rules.join().wait()
+
+
+# An op that only posted a join would leave out what the rules do around it, for example that Reducers agree anew.
+_joining = Bridge(_join_views.__setitem__, _wait_for_join)
+
+
 @form_of(rules.join, "The result is an int32 scalar tensor.")
 def join() -> tf.Tensor:
-    return joining.join()
+    with collective_ops.in_turn():
+        return _joining.exchange([tf.zeros([], tf.int32)], in_turn=True)[0]
 
 
 @form_of(rules.barrier, "In a graph: the Operation that blocks.")
@@ -281,8 +296,3 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
     process_set_id: of the set. name: of the op.
     """
     return collective_ops.fact("process_set_included", process_set_id, name)
-
-
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum can run with num_rank ranks."""
-    return num_rank_is_power_2(num_rank)

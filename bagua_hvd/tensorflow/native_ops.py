@@ -37,20 +37,19 @@ ops, library = _load()
 release = native.ffi.cast("void (*)(void *)", ctypes.cast(library.bhvd_tf_release, ctypes.c_void_p).value)
 
 
-class _ContextKeeper:
+_context: object = None
+
+
+def _take_context(context, options):
     """Gives the ops each new context, and keeps it alive until no op uses it."""
-
-    def __init__(self):
-        self._context = None
-
-    def __call__(self, context, options):
-        address, local_rank, local_size = (
-            (context.address, options.local_rank, options.local_size) if context else (None, 0, 0)
-        )
-        library.bhvd_tf_set_context(address, local_rank, local_size)
-        # ctypes releases the GIL, which ops that end meanwhile may need.
-        library.bhvd_tf_drain()
-        self._context = context
+    global _context
+    address, local_rank, local_size = (
+        (context.address, options.local_rank, options.local_size) if context else (None, 0, 0)
+    )
+    library.bhvd_tf_set_context(address, local_rank, local_size)
+    # ctypes releases the GIL, which ops that end meanwhile may need.
+    library.bhvd_tf_drain()
+    _context = context
 
 
-basics.runtime.on_context_change(_ContextKeeper())
+basics.runtime.on_context_change(_take_context)

@@ -14,10 +14,10 @@ from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.optimizer_v1 import DistributedV1
 
 
-@doc_from(api.distributed_optimizer, "Takes optimizers of tf.compat.v1.train, too. With these op may be Adasum, which "
+@doc_from(api.DistributedOptimizer, "Takes optimizers of tf.compat.v1.train, too. With these op may be Adasum, which "
           "combines steps instead of gradients (NotImplementedError: on a process set, or over a number of ranks that "
           "is no power of 2), and backward_passes_per_step is 1 in eager mode.",
-          **api.UNUSED, use_locking="as of tf.compat.v1.train.Optimizer.")
+          use_locking="as of tf.compat.v1.train.Optimizer.")
 def DistributedOptimizer(optimizer: OptimizerT, name: str | None = None, use_locking: bool = False,
                          device_dense: str = "", device_sparse: str = "",
                          compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,
@@ -29,9 +29,10 @@ def DistributedOptimizer(optimizer: OptimizerT, name: str | None = None, use_loc
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if op == Adasum:
             raise ValueError("op == Adasum is not supported yet with Keras")
-        return api.distributed_optimizer(
-            optimizer, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
-            average_aggregated_gradients, 0, groups, process_set, scale_local_gradients, algorithm, delay)
+        return api.DistributedOptimizer(
+            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+            backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+            algorithm, delay)
     options = GradientOptions(compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set,
                               algorithm, scale_local_gradients, delay).check()
     check_passes(backward_passes_per_step)

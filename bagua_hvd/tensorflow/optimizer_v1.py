@@ -38,7 +38,7 @@ class DistributedV1(WrappedV1):
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool, options: GradientOptions, passes: int,
                  average_aggregated: bool) -> None:
         super().__init__(optimizer, name, use_locking)
-        self._reduction = Reduction(options, weights=True)
+        self._reduction = Reduction(options)
         self._aggregation = None
         if passes > 1:
             if tf.executing_eagerly():
@@ -62,13 +62,8 @@ class DistributedV1(WrappedV1):
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
         base = super().apply_gradients
 
-        def apply():
-            applied = base(*args, **kwargs)
-            if tf.executing_eagerly():
-                self._reduction.stepped()
-                return applied
-            with tf.control_dependencies([applied]):
-                return tf.group(applied, *self._reduction.stepped())
+        def apply():        # NO_STEP_TO_REPLACE: no algorithm updates the weights instead
+            return self._reduction.update_seen(lambda: base(*args, **kwargs), lambda: None)
 
         if self._aggregation is None:
             return apply()

@@ -9,6 +9,7 @@ gradients exist and which are sparse.
 The part common to all backends of Keras is in bagua_hvd/_keras/reduction.py.
 """
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -42,6 +43,11 @@ NO_STEP_TO_REPLACE = (
     "DistributedOptimizer with an optimizer of Keras"
 )
 
+LOST_IN_WINDOW = (
+    "{name} has a gradient from an earlier pass of this window of backward_passes_per_step, but is not among the "
+    "variables of this pass. Its gradient would be lost. Pass the same variables in every pass, with zeros for missing "
+    "gradients, or make a DistributedOptimizer for each list"
+)
 NOT_LATE = "{what} cannot be delayed: delay=1 supports only dense gradients of variables. {remedy}"
 XLA_GOES_ON = (
     "every_step=True cannot keep every step in a program compiled by XLA, which changes weights even after a "
@@ -83,7 +89,6 @@ class Reduction(reduction.Reduction):
     """The reduction on TensorFlow.
 
     Args:
-        weights: whether stepped() will be called after every step, which algorithms that read weights need.
         options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
     Raises:
         ValueError: the algorithm cannot be used here.
@@ -92,17 +97,13 @@ class Reduction(reduction.Reduction):
     native = staticmethod(native_variable)
     take = staticmethod(take)
 
-    def __init__(self, options: GradientOptions, weights: Any = False, optimizer: Any = None, passes: int = 1) -> None:
+    def __init__(self, options: GradientOptions, optimizer: Any = None, passes: int = 1) -> None:
         self.compression = options.compression or Compression.none
         self._uses = Uses(options.algorithm, optimizer)
         self._traced_in: Any = lambda: None     # the graph of the last step that was traced
         self._alone = Bridge(lambda _, view: check_alone(ffi.cast("double *", view.dst)[0]), lambda: None)
-        if options.algorithm is not None:
-            name = type(options.algorithm).__name__
-            if not weights and self._uses.any:
-                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=name))
-            if self._uses.updates and optimizer is None:
-                raise ValueError(NO_STEP_TO_REPLACE.format(name=name))
+        if self._uses.updates and optimizer is None:
+            raise ValueError(NO_STEP_TO_REPLACE.format(name=type(options.algorithm).__name__))
         super().__init__(options, optimizer, passes)
 
     def dense(self, gradient: Any) -> Any:
@@ -113,11 +114,6 @@ class Reduction(reduction.Reduction):
 
     def _adasum(self, gradients):
         return grouped_allreduce(gradients, op=Adasum, compression=self.compression)
-
-    def _size(self, gradient):
-        if basics.runtime.options.elastic:      # the size may change while a function stays
-            return tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
-        return super()._size(gradient)
 
     def in_turn(self, gradients: Any, first: Any, then: Any) -> None:
         if tf.executing_eagerly():
@@ -136,13 +132,18 @@ class Reduction(reduction.Reduction):
     def traces(self) -> bool:
         return not tf.executing_eagerly()
 
-    def between_windows(self, counter: Any, passes: int) -> bool:
+    def check_window(self, counter: Any, passes: int, others: list) -> None:
+        if tf.executing_eagerly():
+            return
         before, graph = self._traced_in(), tf.compat.v1.get_default_graph()
         self._traced_in = weakref.ref(graph)
         counter = native_variable(counter)
         with tf.init_scope():       # where it has counted the passes that have been run; none if this trace makes it
-            counts = counter is not None and counter.is_initialized()
-            return before is not graph and not (counts and counter.numpy() % passes)
+            within = before is graph or (
+                counter is not None and counter.is_initialized() and counter.numpy() % passes != 0)
+        lost = [variable for variable in others if variable.trainable]
+        if within and lost:
+            raise ValueError(LOST_IN_WINDOW.format(name=getattr(lost[0], "path", lost[0].name)))
 
     def _times(self, gradient, factor):
         if isinstance(gradient, tf.IndexedSlices):
@@ -152,17 +153,19 @@ class Reduction(reduction.Reduction):
     def _divided(self, gradient):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(self._divided(gradient.values), gradient.indices, gradient.dense_shape)
+        if basics.runtime.options.elastic:      # the size may change while a function stays
+            return gradient / tf.cast(size_op(self.options.process_set.process_set_id), gradient.dtype)
         return super()._divided(gradient)
 
-    def stepped(self) -> Any:
-        """See the base class.
+    def update_seen(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
+        """update() for optimizers to which users pass gradients.
 
         Raises:
             RuntimeError: this object has not reduced the gradients, so the algorithm has not seen the step.
         """
         if self._uses.any and self._used is None and self.options.communicates and not self._has_local:
             raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
-        return super().stepped()
+        return self.update(apply, instead)
 
     def __call__(self, gradients, variables, local=(), weight=None):
         gradients = list(gradients)
@@ -173,44 +176,16 @@ class Reduction(reduction.Reduction):
                 as_dense = (self.options.sparse_as_dense or self._uses.any or compiled_by_xla()
                             or self._observer is not None)
                 gradients[index] = tf.convert_to_tensor(gradient) if as_dense else _rows_summed(gradient)
+        if not tf.executing_eagerly() and self.options.communicates:
+            one_by_one(gradients)
         return super().__call__(gradients, variables, local, weight)
 
     def _checked(self, gradients, weight):
         with tf.control_dependencies(self._alone.exchange([tf.cast(weight, tf.float64)])):      # known when it runs
             return [gradient if gradient is None else tf.identity(gradient) for gradient in gradients]
 
-    def _bypasses_buckets(self, gradient, variable):
-        return isinstance(gradient, tf.IndexedSlices) or not isinstance(variable, (tf.Variable, keras.Variable))
-
-    def _reduce(self, gradients, variables, places):
-        if not tf.executing_eagerly():
-            one_by_one(gradients)
-        alone = {}      # by place: gradients outside of buckets
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if self._bypasses_buckets(gradient, variable):
-                alone[place] = self._reduce_alone(gradient, f"gradient.{places[place]}")
-        if not alone:
-            return self._reduce_together(gradients, variables, places)
-        together = [place for place in range(len(gradients)) if place not in alone]
-        reduced = self._reduce_together(*([values[place] for place in together]
-                                          for values in (gradients, variables, places)))
-        results = {**alone, **dict(zip(together, reduced, strict=True))}
-        return [results[place] for place in range(len(gradients))]
-
-    def _reduce_together(self, gradients, variables, places):
-        if self.compression is Compression.none or self.options.op == Adasum:
-            reduced = super()._reduce(gradients, variables, places)
-        else:
-            compressed = list(map(self.compression.compress, gradients))
-            reduced = super()._reduce([gradient for gradient, _ in compressed], variables, places)
-            reduced = [self.compression.decompress(gradient, context)
-                       for gradient, (_, context) in zip(reduced, compressed, strict=True)]
-        if not tf.executing_eagerly():
-            for gradient, result in zip(gradients, reduced, strict=True):
-                result.set_shape(gradient.shape)
-        if not self._uses.any:
-            self._used = None       # nothing to do after the step
-        return reduced
+    def _has_bucket(self, gradient, variable):
+        return not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, (tf.Variable, keras.Variable))
 
     def _reduce_alone(self, gradient, name):
         sparse = isinstance(gradient, tf.IndexedSlices)
@@ -232,9 +207,11 @@ class Reduction(reduction.Reduction):
             return jacobians
         if self.options.delay:
             raise ValueError(NOT_LATE.format(what="Jacobian matrices", remedy=OTHER_TAPE))
-        for index in self._places(jacobians, variables, local):
-            if jacobians[index] is not None:
-                jacobians[index] = self._allreduce(jacobians[index], f"jacobian.{index}")
+        for index, (jacobian, variable) in enumerate(zip(jacobians, variables, strict=True)):
+            if jacobian is not None:
+                is_local = variable in self._local or variable in local
+                jacobians[index] = (self._left_local(jacobian) if is_local else
+                                    self._allreduce(jacobian, f"jacobian.{index}"))
         return jacobians
 
 
@@ -283,7 +260,10 @@ class _SharedReductions:
             options = options._replace(groups=[[each.reference for each in group] for group in groups])
         key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
-            self._reductions[key] = Reduction(options.check())
+            options = options.check()
+            if Uses(options.algorithm, None).any:       # update() is never called
+                raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(options.algorithm).__name__))
+            self._reductions[key] = Reduction(options)
             for each in named:
                 weakref.finalize(each.reference(), self._forget, key, named).atexit = False
         return self._reductions[key]

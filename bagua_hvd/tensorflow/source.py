@@ -33,8 +33,8 @@ class TensorFlowSource(adam.KerasSource, Source):
         passes: the optimizer's backward passes per step.
     Attributes:
         layout: a Layout.
-        extra_inputs: indices of the other tensors that are passed with the gradients.
         views: by index, the memory that the bridge has passed in this step.
+        passed_beside: how many of them are not gradients.
         keep_views: if true, discard() does nothing.
     """
 
@@ -43,11 +43,9 @@ class TensorFlowSource(adam.KerasSource, Source):
         self._variables = [weakref.ref(variable) for variable in variables]
         self._passes = passes
         self.layout = Layout(len(variables))
-        self.extra_inputs: frozenset[int] = frozenset()
         self.views: dict[int, TensorView] = {}
+        self.passed_beside = 0
         self.keep_views = False
-        self._waiting: list[int] = []          # gradients that wait for the tensors beside them
-        self._extra_ready = 0       # number of these tensors passed so far
         self._eager_copies: dict[int, Any] = {}     # by index: copies of weights that are read outside of steps
 
     @property
@@ -60,28 +58,9 @@ class TensorFlowSource(adam.KerasSource, Source):
         """The given variables."""
         return [variable() for variable in self._variables]
 
-    # ---------------------------------------------------------------------------------------- called by bridges ----
-
-    def put(self, index: int, view: TensorView) -> Any:
-        """Takes the memory of `index`, before the optimizer's step. Returns the gradients that are ready now.
-
-        Algorithms may read weights when the first gradient is ready, but the graph passes tensors in any order.
-        """
-        self.views[index] = view
-        if index < self.layout.count:
-            self._waiting.append(index)
-        else:
-            self._extra_ready += 1
-        if self._extra_ready < len(self.extra_inputs):
-            return ()
-        ready, self._waiting = self._waiting, []
-        return ready
-
     def decide(self) -> None:
         """Records that the algorithm has updated the weights."""
         ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
-
-    # ------------------------------------------------------------------------------------- called by the Reducer ----
 
     def gradient(self, index: int) -> Any:
         if index in self.views:
@@ -107,14 +86,13 @@ class TensorFlowSource(adam.KerasSource, Source):
         values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
         return array_view(values)
 
-    def _moment(self, which, index):
-        return self._view((self.layout.m if which == "m" else self.layout.v) + index)
+    def _moments(self, index):
+        return self._view(self.layout.m + index), self._view(self.layout.v + index)
 
     def _number(self, name):
         return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
     def discard(self) -> None:
         if not self.keep_views:
-            self.views = {}
-            self._waiting = []
-            self._extra_ready = 0
+            self.views.clear()
+            self.passed_beside = 0

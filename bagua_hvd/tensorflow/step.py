@@ -2,9 +2,9 @@
 
     gradients, weights, moments  ->  backward_begins, communicate, before_step, step  ->  the same     exchange()
     the optimizer applies the gradients, unless the algorithm has updated the weights                  update()
-    weights                      ->  after_step                                       ->  weights      stepped()
+    weights                      ->  after_step                                       ->  weights      update()
 
-The three trace these ops, or run them in eager mode. At run time Bridges call the functions at the end of the class,
+Both trace these ops, or run them in eager mode. At run time Bridges call the functions at the end of the class,
 and a TensorFlowSource holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer
 updates the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
 """
@@ -22,6 +22,7 @@ from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.collective_ops import allreduce
+from bagua_hvd.tensorflow.compression import Compression
 from bagua_hvd.tensorflow.dtypes import native_dtype
 from bagua_hvd.tensorflow.source import TensorFlowSource
 from bagua_hvd.tensorflow.variables import native_variable
@@ -63,11 +64,13 @@ class Step:
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
         optimizer: a Keras one, held weakly, or None. passes: its backward passes per step.
     Attributes:
-        source, reducer. uses: the parts that the algorithm uses.
+        source, reducer, has_update: see Reduction. uses: the parts that the algorithm uses.
     """
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1) -> None:
         self.uses = Uses(options.algorithm, optimizer)
+        self.has_update = self.uses.any
+        self._compression = options.compression or Compression.none
         self.source = TensorFlowSource(variables, optimizer, passes)
         members = [
             Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))
@@ -79,10 +82,11 @@ class Step:
         )
         self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
-        self._after = Bridge(self._keep, self._stepped)
+        self._after = Bridge(self.source.views.__setitem__, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
         self._weight_view: Any = None
         self._weight: Weight | None = None      # the last one
+        self._count_beside = 0      # the number of tensors that are passed with the gradients
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
     # --------------------------------------------------------------------------------------------------- traced ----
@@ -115,9 +119,11 @@ class Step:
 
     def exchange(self, gradients: Any) -> Any:
         """The reduced gradients, dense, in the given order."""
+        if self._compression is not Compression.none:
+            gradients, contexts = zip(*map(self._compression.compress, gradients), strict=True)
         count = self.source.layout.count
         tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
-        self.source.extra_inputs = frozenset(tensors)
+        self._count_beside = len(tensors)
         # Backward passes compute the last ones first; in eager mode they are sent in this order.
         tensors.update(zip(range(count - 1, -1, -1), reversed(gradients), strict=True))
         results = dict(zip(tensors, self._before.exchange(list(tensors.values()), list(tensors)), strict=True))
@@ -127,10 +133,15 @@ class Step:
         if self.uses.variance:
             written += [variance.assign(self._results[index]) for index, variance in self._moments().items()
                         if index >= self.source.layout.v]
-        if not written:
-            return reduced
-        with tf.control_dependencies(_operations(written)):
-            return [tf.identity(gradient) for gradient in reduced]
+        if written:
+            with tf.control_dependencies(_operations(written)):
+                reduced = list(map(tf.identity, reduced))
+        if not tf.executing_eagerly():
+            for gradient, result in zip(gradients, reduced, strict=True):
+                result.set_shape(gradient.shape)
+        if self._compression is not Compression.none:
+            reduced = list(map(self._compression.decompress, reduced, contexts))
+        return reduced
 
     def _differentiate(self, gradients):
         """Reduces second-order gradients by the same average or sum as the first-order ones."""
@@ -145,14 +156,20 @@ class Step:
         return [variable.assign(self._results[index]) for index, variable in enumerate(self.source.variables, weight)]
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
-        """Makes the optimizer's step by apply(); if the algorithm has updated the weights, calls instead().
+        """See Reduction.update()."""
+        applied = self._apply_or(apply, instead) if self.uses.updates else apply()
+        if not self.uses.after:
+            return applied
+        first, variables = self.source.layout.weight, self.source.variables
+        before = [] if applied is None or tf.executing_eagerly() else [applied]
+        with tf.control_dependencies(before):
+            weights = self._after.exchange([variable.read_value() for variable in variables],
+                                           range(first, first + len(variables)))
+            written = [variable.assign(weight) for variable, weight in zip(variables, weights, strict=True)]
+        return applied if tf.executing_eagerly() else tf.group(*before, *_operations(written))
 
-        Returns:
-            The result of apply(); with algorithms that may update the weights, a tensor that follows either.
-        """
-        if not self.uses.updates:
-            return apply()
-
+    def _apply_or(self, apply, instead):
+        """Calls apply(), or instead() if the algorithm has updated the weights. Returns a tensor that follows it."""
         def by_algorithm():
             self._assign_weights()
             if self.uses.adam:
@@ -167,23 +184,20 @@ class Step:
 
         return tf.cond(tf.not_equal(self._results[self.source.layout.decision], 0), by_algorithm, by_optimizer)
 
-    def stepped(self) -> Any:
-        """To call after the optimizer's update. Returns operations that write the variables again; [] in eager mode."""
-        if not self.uses.after:
-            return []
-        first, variables = self.source.layout.weight, self.source.variables
-        weights = self._after.exchange([variable.read_value() for variable in variables],
-                                       range(first, first + len(variables)))
-        return _operations([variable.assign(weight) for variable, weight in zip(variables, weights, strict=True)])
-
     # ------------------------------------------------------------------------------- called by bridges at run time ----
 
     def _put(self, index, view):
-        if index in self.source.views:
+        source = self.source
+        if index in source.views:
             # The previous step was abandoned, because of an error elsewhere in the graph.
             self.reducer.reset()
-        for ready in self.source.put(index, view):
-            self.reducer.gradient_ready(ready)
+        source.views[index] = view
+        beside = index >= source.layout.count
+        source.passed_beside += beside
+        # Algorithms may read weights when the first gradient is ready, but the graph passes tensors in any order.
+        if source.passed_beside == self._count_beside:
+            for ready in [each for each in source.views if each < source.layout.count] if beside else [index]:
+                self.reducer.gradient_ready(ready)
 
     def _put_weight(self, _, view):
         self._weight_view = view
@@ -193,11 +207,6 @@ class Step:
         memory = ffi.cast("double *", self._weight_view.dst)
         self._weight = Weight(memory[0], f"weight.{self.reducer.number}", self.reducer.group, self._weight)
         memory[0] = self._weight.factor()
-
-    def _keep(self, index, view):
-        if index in self.source.views:
-            self.reducer.reset()
-        self.source.views[index] = view
 
     def _synchronize(self):
         self.source.keep_views = True   # for step(), which runs after the Reducer has released its views

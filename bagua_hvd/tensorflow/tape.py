@@ -161,11 +161,9 @@ def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str 
                                    local_layers: Layers = None, scale_local_gradients: bool = True,
                                    algorithm: str | Algorithm | type[Algorithm] | None = None,
                                    delay: int = 0) -> tf.GradientTape:
-    local = api.weights_of(local_layers)
-    tape = DistributedGradientTape(
-        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, num_groups,
-        groups, process_set, scale_local_gradients, algorithm, delay,
-    )
+    options = locals()
+    local = api.weights_of(options.pop("local_layers"))
+    tape = DistributedGradientTape(**options)
     for variable in local:
         tape.register_local_source(variable)
     return tape

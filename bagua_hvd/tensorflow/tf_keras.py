@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.checkpoint import HasDistribution
-from bagua_hvd._keras.reduction import LOST_IN_WINDOW
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
@@ -35,7 +34,7 @@ ALL_IN_ONE = (
 
 class _Distribution:
     def __init__(self, optimizer, options, passes, average_aggregated):
-        self.reduction = Reduction(options, weights=True, optimizer=optimizer, passes=passes)
+        self.reduction = Reduction(options, optimizer, passes)
         self.aggregation = None
         self.all_in_one = Uses(options.algorithm, optimizer).any      # only apply_gradients() reduces
         self.applying = False       # while reduced gradients are applied
@@ -52,40 +51,32 @@ class _Distribution:
             self.aggregation.reset()
 
     def of_window(self, pairs):
-        """The pairs, and others without a gradient for further variables that this window has gradients of.
-
-        Raises:
-            ValueError: there are some, and a graph is being traced.
-        """
+        """The pairs, and others without a gradient for further variables that this window has gradients of."""
         helper = self.aggregation
         if helper is None or not tf.compat.v1.executing_eagerly_outside_functions():
             return pairs
         others = helper.others_in_window([variable for _, variable in pairs])
-        if tf.executing_eagerly():
-            return pairs + [(None, variable) for variable in others]
-        lost = [variable for variable in others if variable.trainable]
-        if not self.reduction.between_windows(helper._counter, helper.backward_passes_per_step) and lost:
-            raise ValueError(LOST_IN_WINDOW.format(name=lost[0].name))
-        return pairs
+        self.reduction.check_window(helper._counter, helper.backward_passes_per_step, others)
+        return pairs + [(None, variable) for variable in others if tf.executing_eagerly()]
 
-    def reduce(self, gradients, variables):
-        """The reduced gradients; before the last pass of a window, gradients that must not be applied."""
-        return (self.aggregation.compute_gradients if self.aggregation else self.reduction)(gradients, variables)
+    def reduce(self, optimizer, pairs):
+        """Pairs of reduced gradients and their variables; before the last pass of a window, not to be applied."""
+        gradients, variables = zip(*self.of_window(pairs), strict=True)
+        with tf.init_scope():       # variables cannot be created within a condition
+            legacy.build(optimizer, variables)
+        reduce = self.aggregation.compute_gradients if self.aggregation else self.reduction
+        return list(zip(reduce(gradients, variables), variables, strict=True))
 
     def aggregate(self, optimizer, pairs):
-        """Pairs of reduced gradients and their variables, for apply_gradients(), which does not reduce them again."""
+        """reduce() for apply_gradients(), which does not reduce these again."""
         pairs = list(pairs)
         if self.applying or not pairs:
             return pairs
-        pairs = self.of_window(pairs)
-        gradients, variables = zip(*pairs, strict=True)
-        with tf.init_scope():       # variables cannot be created within a condition
-            legacy.build(optimizer, variables)
-        reduced = self.reduce(gradients, variables)
+        pairs = self.reduce(optimizer, pairs)
         self._reduced = ByIdentity(native_variable)
-        for variable in variables:
+        for _, variable in pairs:
             self._reduced.add(variable)
-        return list(zip(reduced, variables, strict=True))
+        return pairs
 
     def is_reduced(self, variables):
         """Whether gradients of these variables were reduced; asking clears it."""
@@ -112,25 +103,15 @@ class _Distributed(HasDistribution, _Wrapped):
         as_given = not reduced and (kwargs.get("skip_gradients_aggregation", False)
                                     or not kwargs.get("experimental_aggregate_gradients", True))
         if not reduced and not as_given:
-            pairs = distribution.of_window(pairs)
-        gradients, variables = zip(*pairs, strict=True)
-        if not reduced and not as_given:
-            with tf.init_scope():
-                legacy.build(self, variables)
-            gradients = distribution.reduce(gradients, variables)
+            pairs = distribution.reduce(self, pairs)
 
         def apply():
             distribution.applying = True
             try:
-                applied = distribution.reduction.update(
-                    lambda: base(list(zip(gradients, variables, strict=True)), *args, **kwargs),
-                    lambda: self.iterations.assign_add(1),
-                )
+                return distribution.reduction.update_seen(
+                    lambda: base(pairs, *args, **kwargs), lambda: self.iterations.assign_add(1))
             finally:
                 distribution.applying = False
-            with tf.control_dependencies([] if applied is None or tf.executing_eagerly() else [applied]):
-                after = distribution.reduction.stepped()
-            return tf.group(applied, *after) if after else applied
 
         if as_given or distribution.aggregation is None:
             return apply()

@@ -6,10 +6,7 @@ import tensorflow as tf
 from bagua_hvd.core.util import _cache  # noqa: F401  (Horovod's name for it)
 from bagua_hvd.tensorflow.variables import native_variable
 
-
-def _executing_eagerly():
-    """Whether ops run immediately."""
-    return tf.executing_eagerly()
+_executing_eagerly = tf.executing_eagerly
 
 
 def _make_subgraph(f):

@@ -33,22 +33,22 @@ def walk_fit(expected):
     import numpy as np
 
     import bagua_hvd.tensorflow.keras as hvd
-    from bagua_hvd.tensorflow.bridge import Bridge
+    from bagua_hvd.tensorflow import bridge
     from walk import walked
 
     hvd.init()
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(8)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), algorithm="gradient_allreduce"), loss="mse")
-    traced, ran, call = {}, {}, Bridge._call
+    traced, ran, run = {}, {}, bridge._run
 
-    def watched(bridge, *arguments):        # TensorFlow calls it on threads, each with its own profiler
+    def watched(*arguments):        # TensorFlow calls it on threads, each with its own profiler
         with walked(ran):
-            return call(bridge, *arguments)
+            return run(*arguments)
 
     x = np.ones((32, 8), "float32")
     with walked(traced):
         model.fit(x, x, batch_size=8, verbose=0)
-    Bridge._call = watched
+    bridge._run = watched
     model.fit(x, x, batch_size=8, verbose=0)
     assert sorted({*traced, *ran}) == expected
 

@@ -238,6 +238,18 @@ def test_a_step_that_has_applied_part_of_its_variables(run_ranks):
     run_ranks(2, torn, timeout=SECONDS)
 
 
+def loss_scaled():
+    hvd.init()
+    state = make_state(hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(make_plain())), jit_compile=False)
+    state.sync()
+    state.model.fit(share(0, hvd.rank()), np.ones((BATCH, 1)), batch_size=BATCH, verbose=0)
+    assert state._every_step.completed == 1 == int(state._every_step._counted)
+
+
+def test_a_loss_scale_optimizer_that_is_distributed(run_ranks):
+    run_ranks(2, loss_scaled, timeout=SECONDS)
+
+
 def refusals():
     hvd.init()
 
