@@ -60,8 +60,13 @@ _seeds = itertools.count(1)
 
 def _array(name: str) -> Any:
     """A property of a _DeviceState: the array of this name, None if it is not kept."""
-    return property(lambda self: self._kept[name].fetch() if name in self._kept else None,
-                    lambda self, array: self._kept.update({name: vectors.DeviceArray(array)}))
+    def fetch(self: _DeviceState) -> Any:
+        return self._kept[name].fetch() if name in self._kept else None
+
+    def replace(self: _DeviceState, array: np.ndarray) -> None:
+        self._kept[name] = vectors.DeviceArray(array)
+
+    return property(fetch, replace)
 
 
 class _DeviceState:

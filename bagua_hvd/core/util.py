@@ -41,7 +41,7 @@ def doc_from(source: Any, note: str | None = None, **arguments: str) -> Callable
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether the number of ranks is a power of 2."""
+    """Whether num_rank, a number of ranks, is a power of 2."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
