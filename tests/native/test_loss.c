@@ -146,7 +146,6 @@ static void lack_descriptors(int rank)
 TEST(every_rank_hears_that_one_has_no_descriptors)
 {
     pid_t pids[MANY - 1];
-    struct bhvd_error error;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < MANY - 1; i++) {
         if (!(pids[i] = fork_rank())) {
@@ -306,7 +305,6 @@ static void kill_one(unsigned *seed, const pid_t *pids)
 static void run_chaos(const struct chaos *kind, unsigned seed)
 {
     pid_t pids[RANKS];
-    struct bhvd_error error;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < RANKS; i++)
         board->alive[i] = 1;
