@@ -17,7 +17,6 @@
 
 enum { RANKS = 5, OPERATIONS = 8, LONGEST = 2 << 20, LIMIT_MS = 90000, HALF_RECEIVED = 48 << 18 };
 
-
 // Shared by the test and its ranks' processes.
 struct board {
     struct gathering gatherings[RANKS];         // by generation
