@@ -1,7 +1,6 @@
 #include "core/api/lifecycle.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/status.h"
 #include "collective/collectives.h"
@@ -163,10 +162,9 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->exec.connections.links[rank]);
-    poller_close(&ctx->exec.connections.poller);
+    fd_close(&ctx->exec.connections.poller.fd);
     listener_after_fork(ctx->exec.connections.listener);
-    close(ctx->exec.connections.doorbell.fd);
-    ctx->exec.connections.doorbell.fd = -1;
+    fd_close(&ctx->exec.connections.doorbell.fd);
 }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)
