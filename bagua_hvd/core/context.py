@@ -32,9 +32,11 @@ def _gather(user: Any, mine: Any, nbytes: int, everything: Any, proofs: Any, err
         own = bytes(ffi.buffer(mine, nbytes))
         endpoints = gatherer.gather(own)
         ffi.memmove(everything, endpoints, len(endpoints))
-        others = [endpoints[start:start + nbytes] for start in range(0, len(endpoints), nbytes)]
-        made = b"".join(_proofs(gatherer.secret, own, other) + _proofs(gatherer.secret, other, own) for other in others)
-        ffi.memmove(proofs, made, len(made))
+        for rank, start in enumerate(range(0, len(endpoints), nbytes)):
+            other = endpoints[start:start + nbytes]
+            if other != own:
+                made = _proofs(gatherer.secret, own, other) + _proofs(gatherer.secret, other, own)
+                ffi.memmove(proofs + rank, made, len(made))
         return OK
     except BaseException as failure:
         gatherer.failure = failure

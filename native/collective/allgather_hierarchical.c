@@ -23,7 +23,7 @@ struct allgather {
     const struct hierarchy *h;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *place;                      // by position: offset of its part in dst
+    size_t *offset;                     // by position: offset of its part in dst
     size_t slice, slices;               // bytes, whole segments; number per part
     struct round *rounds;
     size_t *local_part;                 // of a piece: bytes that each local member distributes
@@ -65,7 +65,7 @@ static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, si
     for (size_t s = 0; round.first == 0 && (cut = byte_range_segment(own, s)).nbytes; s++)
         schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
     for (size_t s = 0; from >= 0 && (cut = byte_range_segment(slice_of(g, piece, from), s)).nbytes; s++)
-        schedule_receive(schedule, from, in_buffer(OUTPUT_BUFFER, g->place[from] + cut.begin), cut.nbytes, STEP_NONE);
+        schedule_receive(schedule, from, in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin), cut.nbytes, STEP_NONE);
     plan->operands = (struct operands){.input = g->src, .output = g->dst};
     return BHVD_OK;
 }
@@ -79,12 +79,12 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
     for (int i = 0; i < l->local->size; i++) {
         const int source = source_of(g, round, i);
         const struct byte_range slice = source >= 0 ? slice_of(g, piece, source) : (struct byte_range){0, 0};
-        unsigned char *place = source >= 0 ? g->dst + g->place[source] + slice.begin : NULL;
+        unsigned char *to = source >= 0 ? g->dst + g->offset[source] + slice.begin : NULL;
         g->local_part[i] = slice.nbytes;
-        l->list.spans[i] = (struct span){NULL, place, slice.nbytes};
+        l->list.spans[i] = (struct span){NULL, to, slice.nbytes};
         l->list.nbytes += slice.nbytes;
         if (i == l->local->rank && slice.nbytes)
-            mine = source == g->group->rank ? g->src + slice.begin : place;
+            mine = source == g->group->rank ? g->src + slice.begin : to;
     }
     allgather_begin(&g->distributing, exec, l->local, l->slot, mine, &l->list, g->local_part);
     return &g->distributing.pipeline;
@@ -114,8 +114,8 @@ static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
     l->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
     if (!l->part || !l->list.spans)
         return false;
-    g->place = parts_keep(l->part, part, n);
-    g->local_part = g->place + n;
+    g->offset = parts_keep(l->part, part, n);
+    g->local_part = g->offset + n;
     g->rounds = (struct round *)(void *)(g->local_part + members);
     rounds_of(g->h, g->rounds);
     return true;

@@ -2,12 +2,12 @@
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
-// Copies to the vector's destinations, from offset `place` on.
-static void put(kernel_copy_fn copy, const struct span_list *dst, size_t place, const unsigned char *from, size_t nbytes)
+// Copies to the vector's destinations, from offset `offset` on.
+static void put(kernel_copy_fn copy, const struct span_list *dst, size_t offset, const unsigned char *from, size_t nbytes)
 {
     const unsigned char *unused;
     unsigned char *to;
-    struct span_cursor cursor = span_cursor_at(dst, place);
+    struct span_cursor cursor = span_cursor_at(dst, offset);
     for (size_t n; (n = span_cursor_next(&cursor, nbytes, &unused, &to)); nbytes -= n, from += n) {
         if (to != from)
             copy(to, from, n);
@@ -33,10 +33,10 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
     const struct group *group = pipeline->group;
     for (int k = 1; k < group->size; k++) {
         int i = (group->rank + k) % group->size;      // each rank begins with a different member
-        size_t place = block * HOST_STAGING_BUFFER_BYTES;
+        size_t offset = block * HOST_STAGING_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
-            place += g->part[j];
-        put(g->copy, g->dst, place, shared_staging_buffer(exec, group, i, block), piece_bytes(g, i, block));
+            offset += g->part[j];
+        put(g->copy, g->dst, offset, shared_staging_buffer(exec, group, i, block), piece_bytes(g, i, block));
     }
 }
 

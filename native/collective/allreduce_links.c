@@ -40,7 +40,8 @@ static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struc
     for (; 2 * p <= n; p *= 2)
         rounds++;
     const int folds = p < n, steps = 2 * (n - 1);
-    const double N = (double)nbytes, part = 1.0 * (p - 1) / p, chunk = N / n, segment = chunk < SCHEDULE_SEGMENT ? chunk : SCHEDULE_SEGMENT;
+    const double N = (double)nbytes, part = 1.0 * (p - 1) / p, chunk = N / n;
+    const double segment = chunk < SCHEDULE_SEGMENT ? chunk : SCHEDULE_SEGMENT;
     struct cost doubling = {.alphas = rounds + 2 * folds, .sent = (rounds + 2 * folds) * N, .added = (rounds + folds) * N};
     struct cost halving = {.alphas = 2 * rounds + 2 * folds, .sent = (2 * part + 2 * folds) * N, .added = (part + folds) * N};
     doubling.serialized = doubling.sent - N;

@@ -23,7 +23,7 @@ struct reducescatter {
     struct reduction within, across;
     const unsigned char *src;
     unsigned char *dst;
-    size_t *place;                      // by position: offset of its part in src
+    size_t *offset;                     // by position: offset of its part in src
     size_t slice;                       // bytes, whole cache lines
     size_t *local_part, *cross_part;    // of a piece: by local member, bytes for all hosts' members with its index; by host
     struct reducescatter_pipeline reducing;
@@ -33,7 +33,7 @@ struct reducescatter {
 static struct byte_range slice_of(const struct reducescatter *r, size_t piece, int member)
 {
     const size_t offset = piece * r->slice;
-    return (struct byte_range){r->place[member] + offset, shared_piece(r->two_level.part[member], offset, r->slice)};
+    return (struct byte_range){r->offset[member] + offset, shared_piece(r->two_level.part[member], offset, r->slice)};
 }
 
 static unsigned char *sums_of(const struct reducescatter *r, size_t piece)
@@ -83,8 +83,8 @@ static bool lay_out(struct executor *exec, struct reducescatter *r, const struct
     l->list = (struct span_list){.spans = malloc(n * sizeof(struct span)), .capacity = n};
     if (!l->part || !l->list.spans)
         return false;
-    r->place = parts_keep(l->part, part, n);
-    r->cross_part = r->place + n;
+    r->offset = parts_keep(l->part, part, n);
+    r->cross_part = r->offset + n;
     r->local_part = r->cross_part + hosts;
     return !l->depth || (l->memory = executor_acquire(exec, l->depth * hosts * r->slice));
 }
@@ -94,7 +94,8 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec,
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;
-    const size_t slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most, count = part[0] ? (part[0] + slice - 1) / slice : 0;
+    const size_t slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most;
+    const size_t count = part[0] ? (part[0] + slice - 1) / slice : 0;
     struct reducescatter *r = two_level_create(exec, sizeof *r, &OPS, h->local, part[0] * (size_t)group->size, count, DEPTH);
     if (!r)
         return exec->failure.status;

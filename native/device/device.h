@@ -1,7 +1,6 @@
 // A GPU for the core: memory that the host cannot access, and asynchronous streams, ordered by events.
 //
-//     devices.c   common to all devices: reference count, kernels, copies that the host waits for
-//     launch.c    launches of kernels.cu
+//     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu
 //     cuda.c      NVIDIA's driver, opened at run time
 //     buffer.c    cache of memory between operations
 //     scratch.c   memory for work on one stream, and copies of many spans there

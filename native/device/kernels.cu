@@ -8,7 +8,6 @@
 #include "kernel/codec_random.h"
 #include "kernel/codec_sums.h"
 #include "kernel/element.h"
-#include "kernel/half.h"
 #include "kernel/minmax_uint8.h"
 #include "kernel/rotated.h"
 #include "kernel/segments.h"

@@ -109,14 +109,14 @@ __device__ static float squares(const struct rotated &r, const float *a, uint64_
 
 // Bit offsets in a pack's code, as one 64-bit number: of the lane's first number, and of its sign; the next ones follow at twice
 // the width of a number. Lanes i and i + 16 share a code and have alternate numbers of it.
-struct places {
+struct bit_offsets {
     int number, sign, numbers, signs;   // the last two: distances to the next
 };
 
-__device__ static struct places places_of(const struct rotated &r)
+__device__ static struct bit_offsets bit_offsets_of(const struct rotated &r)
 {
     const int bits = r.bits == 3 ? 2 : r.bits, half = (int)r.lane / 16;
-    struct places at = {bits * half, bits * half + bits - 1, 2 * bits, 2 * bits};
+    struct bit_offsets at = {bits * half, bits * half + bits - 1, 2 * bits, 2 * bits};
     if (r.bits == 3) {
         at.sign = 32 + half;
         at.signs = 2;
@@ -131,7 +131,7 @@ __device__ static float quantize(const struct rotated &r, uint8_t *codes, const 
     for (int k = 0; k < 7; k++)
         limit[k] = k < (1 << (r.bits - 1)) - 1 ? ROTATED_LEVELS[r.bits - 1].threshold[k] * s : INFINITY;
     for (uint64_t begin = 0; begin < d; begin += ROTATED_PACK, codes += r.bits * ROTATED_PART) {
-        struct places at = places_of(r);
+        struct bit_offsets at = bit_offsets_of(r);
         uint64_t code = 0;
         for (int k = 0; k < ROTATED_STEPS; k++, at.number += at.numbers, at.sign += at.signs) {
             const float x = a[begin + k * WARP + r.lane], magnitude = fabsf(x);
@@ -155,7 +155,7 @@ __device__ static void dequantize(const struct rotated &r, float *a, const uint8
 {
     const unsigned levels = (1u << (r.bits - 1)) - 1;
     for (uint64_t begin = r.lane; begin < d; begin += ROTATED_PACK, codes += r.bits * ROTATED_PART) {
-        struct places at = places_of(r);
+        struct bit_offsets at = bit_offsets_of(r);
         uint64_t code = 0;
         for (int p = 0; p < r.bits; p++)
             code |= (uint64_t)((const uint16_t *)codes)[16 * p + r.lane % 16] << 16 * p;

@@ -6,6 +6,16 @@
 #include "base/size.h"
 #include "base/status.h"
 
+struct block_pool result_memory = BLOCK_POOL(RESULT_MEMORY_KEPT);
+
+size_t collective_nbytes(const struct collective *coll)
+{
+    size_t nbytes = 0;
+    for (size_t t = 0; t < coll->tensor_count; t++)
+        nbytes += coll->tensors[t].nbytes;
+    return nbytes;
+}
+
 void executor_init(struct executor *exec, const struct executor_callbacks *callbacks, bhvd_context *ctx)
 {
     exec->callbacks = callbacks;

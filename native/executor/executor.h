@@ -86,8 +86,8 @@ void executor_after_fork(struct executor *exec);
 //
 //     0. detection          link_advance -> fail_link (links.c: hang-up or error), departure_on_goodbye (another rank has noticed),
 //                           heartbeat.c, stall.c, wait.c, pipeline_can_advance (shared.c), nccl_poll
-//     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that are
-//                           not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
+//     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
+//                           are not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
 //     3. next engine_poll   tasks_abort destroys every task that has `on_complete`, with its schedule and memory (executor/plan.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.

@@ -3,8 +3,8 @@
 // Ownership:
 //     plan               from plan_begin on: the schedule, the list, and the data of `release`. plan_execute and plan_fini free
 //                        them. The engine keeps a concurrent plan until `on_complete` and then calls plan_fini.
-//     task               plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands stays
-//                        the caller's. The task frees schedule, steps and memory when it is destroyed.
+//     task               plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands
+//                        stays the caller's. The task frees schedule, steps and memory when it is destroyed.
 //     on failure         plan_start without memory frees the schedule, fails the executor, and does not call `on_complete`. After a
 //                        failure tasks_abort completes all other tasks with it, at the next poll, not in the failed call.
 //                        The caller destroys tasks without `on_complete`. Links still point to transfers in freed tasks, so nobody

@@ -46,8 +46,8 @@ static int name_awaited(const struct executor *exec, int waiting_for, char *out,
     int awaited = 0, last = -1;
     for (int rank = 0; rank < exec->connections.size; rank++) {
         const struct link *link = &exec->connections.links[rank];
-        bool due = rank != exec->connections.rank && (traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends));
-        if (!(waiting_for < 0 ? due : rank == waiting_for))
+        const bool is_awaited = traffic_is_pending(&link->receives) || traffic_is_pending(&link->sends);
+        if (!(waiting_for < 0 ? is_awaited && rank != exec->connections.rank : rank == waiting_for))
             continue;
         awaited++;
         last = rank;

@@ -38,7 +38,8 @@ static int fetch(struct bhvd_device_array *device_copy)
     const struct device_ops *ops = device->ops;
     int code = ops->stream_wait_event(device, device->to_host, device_copy->buffer->last);
     if (!code)
-        code = ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float), device->to_host);
+        code = ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float),
+                         device->to_host);
     if (!code)
         code = device_buffer_record(device, device_copy->buffer, device->to_host);
     return code ? code : ops->event_wait(device, device_copy->buffer->done);

@@ -118,12 +118,12 @@ static bhvd_status copy_to_host(struct nccl_execution *x, struct collective *col
     bhvd_status status = BHVD_OK;
     for (size_t t = 0; t < coll->tensor_count && !status; t++) {
         struct tensor *tensor = &coll->tensors[t];
-        const struct staging_place *place = &coll->staging->places[t];
-        if (tensor->nbytes && (!place->dst || place->dst_on_host)) {
+        const struct staged_tensor *staged = &coll->staging->tensors[t];
+        if (tensor->nbytes && (!staged->dst || staged->dst_on_host)) {
             if (executor_allocate_result(x->exec, tensor, tensor->dim0))
                 return x->exec->failure.status;
             x->host_waits = true;
-            status = nccl_execution_copy(x, place->dst ? place->dst : tensor->dst, values, tensor->nbytes);
+            status = nccl_execution_copy(x, staged->dst ? staged->dst : tensor->dst, values, tensor->nbytes);
         }
         values += tensor->nbytes;
     }

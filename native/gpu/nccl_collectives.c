@@ -20,24 +20,24 @@ struct target {
 static bhvd_status target(struct nccl_execution *x, struct collective *coll, size_t index, int64_t dim0, struct target *out)
 {
     struct tensor *tensor = &coll->tensors[index];
-    struct staging_place *place = &coll->staging->places[index];
+    struct staged_tensor *staged = &coll->staging->tensors[index];
     tensor->result_dim0 = dim0;
     tensor->result_nbytes = (size_t)dim0 * tensor->row_nbytes;
     *out = (struct target){NULL, NULL, tensor->result_nbytes};
-    if (place->dst && !place->dst_on_host) {
-        out->device = place->dst;
+    if (staged->dst && !staged->dst_on_host) {
+        out->device = staged->dst;
         return BHVD_OK;
     }
-    if (!place->dst && (coll->kind == BHVD_ALLGATHER || coll->kind == BHVD_ALLTOALL)) {
-        int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &place->result);
+    if (!staged->dst && (coll->kind == BHVD_ALLGATHER || coll->kind == BHVD_ALLTOALL)) {
+        int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &staged->result);
         if (code)
             return nccl_execution_checked(x, code);
-        out->device = place->result->data;
+        out->device = staged->result->data;
         return BHVD_OK;
     }
     if (executor_allocate_result(x->exec, tensor, dim0))
         return x->exec->failure.status;
-    out->host = place->dst ? place->dst : tensor->result;
+    out->host = staged->dst ? staged->dst : tensor->result;
     return scratch_acquire(x, out->nbytes, &out->device);
 }
 
@@ -96,12 +96,12 @@ static bhvd_status copy_one(struct nccl_execution *x, struct device_copies *copi
     const struct tensor *tensor = &coll->tensors[t];
     if (coll->is_proxy)
         return packs ? copy_zeros(x, fused, tensor) : BHVD_OK;
-    const struct staging_place *place = &coll->staging->places[t];
+    const struct staged_tensor *staged = &coll->staging->tensors[t];
     if (packs)
-        return nccl_execution_checked(x, device_copies_add(copies, fused, place->src, tensor->nbytes));
-    if (place->dst && !place->dst_on_host)
-        return nccl_execution_checked(x, device_copies_add(copies, place->dst, fused, tensor->nbytes));
-    return finish_target(x, &(struct target){fused, place->dst ? place->dst : tensor->result, tensor->nbytes});
+        return nccl_execution_checked(x, device_copies_add(copies, fused, staged->src, tensor->nbytes));
+    if (staged->dst && !staged->dst_on_host)
+        return nccl_execution_checked(x, device_copies_add(copies, staged->dst, fused, tensor->nbytes));
+    return finish_target(x, &(struct target){fused, staged->dst ? staged->dst : tensor->result, tensor->nbytes});
 }
 
 static bhvd_status copy_fused(struct nccl_execution *x, bhvd_dtype dtype, unsigned char *fused, bool packs)
@@ -126,10 +126,10 @@ static bhvd_status copy_fused(struct nccl_execution *x, bhvd_dtype dtype, unsign
 bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction)
 {
     const struct collective *only = x->colls[0];
-    const struct staging_place *place = only->is_proxy ? NULL : &only->staging->places[0];
-    if (!x->hierarchy && x->count == 1 && only->tensor_count == 1 && place && place->dst && !place->dst_on_host)
+    const struct staged_tensor *staged = only->is_proxy ? NULL : &only->staging->tensors[0];
+    if (!x->hierarchy && x->count == 1 && only->tensor_count == 1 && staged && staged->dst && !staged->dst_on_host)
         return only->tensors[0].nbytes
-                   ? reduce_vector(x, op, reduction, place->dst, place->src, only->tensors[0].nbytes) : BHVD_OK;
+                   ? reduce_vector(x, op, reduction, staged->dst, staged->src, only->tensors[0].nbytes) : BHVD_OK;
     size_t nbytes = 0, only_nbytes = 0, tensors = 0;
     for (int i = 0; i < x->count; i++) {
         const struct collective *fused = x->colls[i];
@@ -160,7 +160,7 @@ bhvd_status nccl_reducescatter(struct nccl_execution *x, struct collective *coll
                                const struct reduction *reduction, const size_t *part)
 {
     const size_t nbytes = coll->tensors[index].nbytes;
-    const void *src = coll->staging->places[index].src;
+    const void *src = coll->staging->tensors[index].src;
     struct target result;
     bhvd_status status = target(x, coll, index, rows, &result);
     if (!nbytes)
@@ -186,7 +186,7 @@ bhvd_status nccl_allgather(struct nccl_execution *x, struct collective *coll, si
     bhvd_status status = target(x, coll, index, rows, &result);
     if (status || !result.nbytes)
         return status;
-    status = nccl_execution_all_gather(x, coll->staging->places[index].src, result.device,
+    status = nccl_execution_all_gather(x, coll->staging->tensors[index].src, result.device,
                                        &(struct nccl_parts){.of = part, .count = x->set->size});
     return status ? status : finish_target(x, &result);
 }
@@ -198,7 +198,7 @@ bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, siz
     bhvd_status status = target(x, coll, index, rows, &result);
     if (status)
         return status;
-    const unsigned char *from = coll->staging->places[index].src;
+    const unsigned char *from = coll->staging->tensors[index].src;
     unsigned char *to = result.device;
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++) {
@@ -213,7 +213,7 @@ bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, siz
 
 bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, size_t index, int root)
 {
-    const void *src = coll->staging->places[index].src;
+    const void *src = coll->staging->tensors[index].src;
     struct target result;
     bhvd_status status = target(x, coll, index, coll->tensors[index].dim0, &result);
     if (!status && result.nbytes && x->hierarchy)

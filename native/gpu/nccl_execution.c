@@ -169,8 +169,8 @@ bhvd_status nccl_end(struct nccl_execution *x, bhvd_status status)
     for (int i = 0; i < x->count && !status && !code; i++) {
         struct collective *coll = x->colls[i];
         for (size_t t = 0; t < coll->tensor_count && coll->staging && !code; t++) {
-            if (coll->staging->places[t].result)
-                code = device_buffer_record(x->device, coll->staging->places[t].result, x->stream);
+            if (coll->staging->tensors[t].result)
+                code = device_buffer_record(x->device, coll->staging->tensors[t].result, x->stream);
         }
         if (coll->staging && !code) {
             coll->staging->by_nccl = true;

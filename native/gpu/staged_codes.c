@@ -17,17 +17,17 @@ bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *a
 
 // ---------------------------------------------------------------------------------------------------------- vectors
 
-static bool is_on_device(const struct staging_place *place) { return place->dst && !place->dst_on_host; }
+static bool is_on_device(const struct staged_tensor *staged) { return staged->dst && !staged->dst_on_host; }
 
 // The only tensor with data, which then is the whole vector, or NULL.
-static const struct staging_place *only_place(const struct collective *coll)
+static const struct staged_tensor *only_tensor(const struct collective *coll)
 {
-    const struct staging_place *only = NULL;
+    const struct staged_tensor *only = NULL;
     for (size_t t = 0; t < coll->tensor_count; t++) {
         if (coll->tensors[t].nbytes && only)
             return NULL;
         if (coll->tensors[t].nbytes)
-            only = &coll->staging->places[t];
+            only = &coll->staging->tensors[t];
     }
     return only;
 }
@@ -37,12 +37,12 @@ static int copy_all(const struct collective *coll, unsigned char *vector, bool p
     struct device_copies copies;
     int code = device_copies_begin(&copies, scratch, coll->tensor_count);
     for (size_t t = 0; t < coll->tensor_count && !code; t++) {
-        const struct staging_place *place = &coll->staging->places[t];
+        const struct staged_tensor *staged = &coll->staging->tensors[t];
         const size_t nbytes = coll->tensors[t].nbytes;
         if (packs)
-            code = device_copies_add(&copies, vector, place->src, nbytes);
-        else if (is_on_device(place))
-            code = device_copies_add(&copies, place->dst, vector, nbytes);
+            code = device_copies_add(&copies, vector, staged->src, nbytes);
+        else if (is_on_device(staged))
+            code = device_copies_add(&copies, staged->dst, vector, nbytes);
         vector += nbytes;
     }
     return device_copies_end(&copies, code);
@@ -50,7 +50,7 @@ static int copy_all(const struct collective *coll, unsigned char *vector, bool p
 
 int staged_codes_pack(const struct collective *coll, struct device_scratch *scratch, void **out)
 {
-    const struct staging_place *only = only_place(coll);
+    const struct staged_tensor *only = only_tensor(coll);
     if (only) {
         *out = (void *)(uintptr_t)only->src;
         return 0;
@@ -61,7 +61,7 @@ int staged_codes_pack(const struct collective *coll, struct device_scratch *scra
 
 int staged_codes_target(const struct collective *coll, struct device_scratch *scratch, void **out)
 {
-    const struct staging_place *only = only_place(coll);
+    const struct staged_tensor *only = only_tensor(coll);
     if (!only || !is_on_device(only))
         return device_scratch_acquire(scratch, collective_nbytes(coll), out);
     *out = only->dst;
@@ -70,7 +70,7 @@ int staged_codes_target(const struct collective *coll, struct device_scratch *sc
 
 int staged_codes_unpack(const struct collective *coll, struct device_scratch *scratch, void *vector)
 {
-    const struct staging_place *only = only_place(coll);
+    const struct staged_tensor *only = only_tensor(coll);
     return only && is_on_device(only) ? 0 : copy_all(coll, vector, false, scratch);
 }
 

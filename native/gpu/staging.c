@@ -51,12 +51,12 @@ static int copy_over_link(struct device_scratch *scratch, void *device, void *pi
 static int copy_one(const struct collective *coll, size_t t, bool to_host, unsigned char *packed, struct device_copies *copies)
 {
     const struct tensor *tensor = &coll->tensors[t];
-    const struct staging_place *place = &coll->staging->places[t];
-    void *device = to_host ? (void *)(uintptr_t)place->src : place->dst;
+    const struct staged_tensor *staged = &coll->staging->tensors[t];
+    void *device = to_host ? (void *)(uintptr_t)staged->src : staged->dst;
     unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
     const bool resized = !to_host && (coll->kind == BHVD_REDUCESCATTER || allocates_result(coll->kind));
     const size_t nbytes = resized ? tensor->result_nbytes : tensor->nbytes;
-    if (!nbytes || (!to_host && (!place->dst || place->dst_on_host)))
+    if (!nbytes || (!to_host && (!staged->dst || staged->dst_on_host)))
         return 0;
     if (!packed || !is_small(tensor))
         return copy_over_link(copies->scratch, device, pinned, nbytes, to_host);
@@ -114,13 +114,13 @@ bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, 
     bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + coll->tensor_count * sizeof staging->places[0]);
+    struct staging *staging = calloc(1, sizeof *staging + coll->tensor_count * sizeof staging->tensors[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
     staging->count = coll->tensor_count;
     for (size_t t = 0; t < coll->tensor_count; t++)
-        staging->places[t] = (struct staging_place){args->tensors[t].src, args->tensors[t].dst,
+        staging->tensors[t] = (struct staged_tensor){args->tensors[t].src, args->tensors[t].dst,
                                                     args->tensors[t].dst_on_host != 0, NULL};
     int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
     if (code) {
@@ -187,7 +187,7 @@ void staging_destroy(struct staging *staging)
         return;
     device_buffer_release(staging->device, staging->buffer);
     for (size_t t = 0; t < staging->count; t++)
-        device_buffer_release(staging->device, staging->places[t].result);
+        device_buffer_release(staging->device, staging->tensors[t].result);
     bhvd_device_drop(staging->device);
     free(staging);
 }
@@ -204,7 +204,7 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
 
 bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error)
 {
-    struct device_buffer *result = coll->staging && index < coll->tensor_count ? coll->staging->places[index].result : NULL;
+    struct device_buffer *result = coll->staging && index < coll->tensor_count ? coll->staging->tensors[index].result : NULL;
     if (!result)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
     struct bhvd_device *device = coll->staging->device;

@@ -19,7 +19,7 @@
 struct staged_codes;
 
 // The memory of a posted tensor: on the device, except dst if dst_on_host.
-struct staging_place {
+struct staged_tensor {
     const void *src;
     void *dst;                          // NULL: the core allocates
     bool dst_on_host;
@@ -34,7 +34,7 @@ struct staging {
     bool host_waits;                    // direct, but the execution waits for the tensors: requested when they are ready
     size_t small_count, small_nbytes;   // tensors that are packed on the device if it has the kernel; first in the buffer
     size_t count;
-    struct staging_place places[];
+    struct staged_tensor tensors[];
 };
 
 // Copies coll->tensors to pinned memory, asynchronously; direct: only records an event on the framework's stream. set_size: of the

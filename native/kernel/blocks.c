@@ -1,8 +1,6 @@
 // Block codecs: the definitions. Formulas and layout: blocks.h; loops: blocks_loops.h.
 #include "kernel/blocks.h"
 
-#include "kernel/half.h"
-
 #define LOOPS "kernel/blocks_loops.h"
 #include "kernel/for_each_element.h"
 

@@ -17,8 +17,9 @@ INLINE uint8_t BLOCKS(code)(const struct blocks_format *format, const struct ARI
 {
     const REAL levels = (REAL)format->levels;
     if (format->is_float)
-        return blocks_float_code(sizeof x == sizeof(double) ? half_odd_float(x * grid->s) : (float)(x * grid->s));
-    const int q = (int)ARITHMETIC(blocks, bounded)(ARITHMETIC(blocks, rounded)((x < 0 ? -x : x) * grid->s, stochastic, u), 0, levels);
+        return blocks_float_code(sizeof x == sizeof(double) ? float_rounded_to_odd(x * grid->s) : (float)(x * grid->s));
+    const REAL rounded = ARITHMETIC(blocks, rounded)((x < 0 ? -x : x) * grid->s, stochastic, u);
+    const int q = (int)ARITHMETIC(blocks, bounded)(rounded, 0, levels);
     return (uint8_t)(x < 0 ? -q : q);
 }
 

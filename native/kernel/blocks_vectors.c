@@ -3,22 +3,18 @@
 #include "kernel/variants.h"
 #include "kernel/vectors.h"
 
-// The codes of BLOCK numbers, as blocks_float_code.
-INLINE __m256i float8_codes(const vec *y)
+// blocks_float_code of LANES numbers.
+INLINE whole float8_codes(vec y)
 {
     enum { DROPPED = 23 - E4M3_MANTISSA };
     const float least = float_from_bits((uint32_t)(128 - E4M3_BIAS) << 23);
     const float unit = float_from_bits((uint32_t)(126 + E4M3_BIAS + E4M3_MANTISSA) << 23);
-    whole codes[BLOCK_VECTORS];
-    for (int v = 0; v < BLOCK_VECTORS; v++) {
-        const vec magnitude = vec_abs(y[v]);
-        const whole narrow = (whole)magnitude - ((127 - E4M3_BIAS) << 23);
-        const whole normal = (narrow + (narrow >> DROPPED & 1) + ((1 << (DROPPED - 1)) - 1)) >> DROPPED;
-        const whole subnormal = vec_nearest(magnitude * unit);
-        const mask is_subnormal = vec_greater(vec_set1(least), magnitude);
-        codes[v] = ((whole)y[v] >> 24 & 0x80) | (whole)vec_choose(is_subnormal, (vec)normal, (vec)subnormal);
-    }
-    return bytes_unsigned(codes);
+    const vec magnitude = vec_abs(y);
+    const whole narrow = (whole)magnitude - ((127 - E4M3_BIAS) << 23);
+    const whole normal = (narrow + (narrow >> DROPPED & 1) + ((1 << (DROPPED - 1)) - 1)) >> DROPPED;
+    const whole subnormal = vec_nearest(magnitude * unit);
+    const mask is_subnormal = vec_greater(vec_set1(least), magnitude);
+    return ((whole)y >> 24 & 0x80) | (whole)vec_choose(is_subnormal, (vec)normal, (vec)subnormal);
 }
 
 // blocks_float_value of LANES codes.
@@ -29,77 +25,43 @@ INLINE vec float8_values(__m128i bytes)
     return vec_from_halves((halves)((codes & 0x80) << 8 | (codes & 0x7f) << (10 - E4M3_MANTISSA)));
 }
 
-// BLOCK numbers, truncated, as 4-bit codes, two per byte.
-INLINE __m128i pair_codes(const vec *q)
-{
-    whole codes[BLOCK_VECTORS] = {{0}};
-    for (int v = 0; v < BLOCK_VECTORS / 2; v++)
-        codes[v] = (vec_truncated(q[v]) & 15) | (vec_truncated(q[v + BLOCK_VECTORS / 2]) & 15) << 4;
-    return _mm256_castsi256_si128(bytes_unsigned(codes));
-}
-
 struct quantizer {
     vec s, levels;
     struct codec_key key;
     int stochastic;
 };
 
-// u: for stochastic rounding; the code is then the truncated result.
-INLINE vec quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
+// The codes of LANES elements. u: for stochastic rounding.
+INLINE whole quantize(const struct blocks_format *format, vec x, const struct quantizer *with, vec u)
 {
     if (format->is_float)
-        return x * with->s;
+        return float8_codes(x * with->s);
     if (!with->stochastic)
-        return vec_rint(x * with->s);           // no clamp needed: |x| s <= L (1 + 2^-22)
-    return vec_with_sign(vec_min(vec_abs(x) * with->s + u, with->levels), x);
+        return vec_nearest(x * with->s);        // no clamp needed: |x| s <= L (1 + 2^-22)
+    return vec_truncated(vec_with_sign(vec_min(vec_abs(x) * with->s + u, with->levels), x));
 }
 
-// 32 elements, quantized.
-INLINE void quantize_all(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
-                         const struct element *element, vec *q)
+// The codes of 32 elements.
+INLINE void codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
+                     const struct element *element, whole *codes)
 {
+    vec u[BLOCK_VECTORS] = {{0}};
     if (with->stochastic && !format->is_float)
-        vec_uniforms(with->key, index, q);
-    else
-        memset(q, 0, BLOCK_VECTORS * sizeof *q);
+        vec_uniforms(with->key, index, u);
     for (int v = 0; v < BLOCK_VECTORS; v++)
-        q[v] = quantize(format, element->load(block + v * LANES * element->size), with, q[v]);
+        codes[v] = quantize(format, element->load(block + v * LANES * element->size), with, u[v]);
 }
 
-// The codes of 32 elements, a byte each.
-INLINE __m256i codes_of(const struct blocks_format *format, const char *block, const struct quantizer *with, uint32_t index,
-                        const struct element *element)
-{
-    vec q[BLOCK_VECTORS];
-    quantize_all(format, block, with, index, element, q);
-    if (format->is_float)
-        return float8_codes(q);
-    return with->stochastic ? vec_truncated_to_i8(q) : vec_to_i8(q);
-}
-
-INLINE void store_codes(const struct blocks_format *format, uint8_t *codes, __m256i bytes)
+INLINE void store_codes(const struct blocks_format *format, uint8_t *to, const whole *codes)
 {
     if (format->bits == 8) {
-        _mm256_storeu_si256((__m256i *)codes, bytes);
+        _mm256_storeu_si256((__m256i *)to, format->is_float ? bytes_unsigned(codes) : bytes_signed(codes));
         return;
     }
-    const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
-    const __m128i nibble = _mm_set1_epi8(15);
-    _mm_storeu_si128((__m128i *)codes,
-                     _mm_or_si128(_mm_and_si128(low, nibble), _mm_slli_epi16(_mm_and_si128(high, nibble), 4)));
-}
-
-// Stores the codes of a full block of 32 elements.
-INLINE void store_block(const struct blocks_format *format, uint8_t *codes, const char *block, const struct quantizer *with,
-                        uint32_t index, const struct element *element)
-{
-    if (format->bits == 8 || !with->stochastic) {
-        store_codes(format, codes, codes_of(format, block, with, index, element));
-        return;
-    }
-    vec q[BLOCK_VECTORS];
-    quantize_all(format, block, with, index, element, q);
-    _mm_storeu_si128((__m128i *)codes, pair_codes(q));
+    whole pairs[BLOCK_VECTORS] = {{0}};
+    for (int v = 0; v < BLOCK_VECTORS / 2; v++)
+        pairs[v] = (codes[v] & 15) | (codes[v + BLOCK_VECTORS / 2] & 15) << 4;
+    _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(bytes_unsigned(pairs)));
 }
 
 INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
@@ -136,16 +98,18 @@ INLINE void encode(const struct blocks_format *format, void *dst, const void *sr
         const struct quantizer with = {vec_set1(grid.s), vec_set1((float)format->levels), codec_key(options->seed, begin),
                                        stochastic};
         size_t i = 0;
-        for (; i + BLOCK <= length; i += BLOCK)
-            store_block(format, to + i * (size_t)format->bits / 8, from + i * element->size, &with, (uint32_t)(begin + i),
-                        element);
+        for (; i + BLOCK <= length; i += BLOCK) {
+            whole found[BLOCK_VECTORS];
+            codes_of(format, from + i * element->size, &with, (uint32_t)(begin + i), element, found);
+            store_codes(format, to + i * (size_t)format->bits / 8, found);
+        }
         if (i < length) {
             char block[BLOCK * sizeof(float)];
-            uint8_t bytes[BLOCK];
+            whole found[BLOCK_VECTORS];
             tail_zeros(block, from + i * element->size, length - i, element->size);
-            _mm256_storeu_si256((__m256i *)bytes, codes_of(format, block, &with, (uint32_t)(begin + i), element));
-            memset(bytes + (length - i), 0, BLOCK - (length - i));
-            store_codes(format, to + i * (size_t)format->bits / 8, _mm256_loadu_si256((const __m256i *)bytes));
+            codes_of(format, block, &with, (uint32_t)(begin + i), element, found);
+            memset((char *)found + (length - i) * sizeof(uint32_t), 0, (BLOCK - (length - i)) * sizeof(uint32_t));
+            store_codes(format, to + i * (size_t)format->bits / 8, found);
         }
     }
     codec_header_init(dst, BLOCKS_VERSION, is_finite);

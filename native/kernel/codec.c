@@ -24,8 +24,8 @@ size_t bhvd_encoded_size(bhvd_codec codec, bhvd_dtype dtype, size_t count, const
 }
 
 // Finds the kernels for encoding, or for decoding src if it is not NULL.
-static bhvd_status check(bhvd_codec codec, bhvd_dtype dtype, const void *src, size_t count, const struct bhvd_codec_options **options,
-                         const struct kernel_codec **kernels)
+static bhvd_status check(bhvd_codec codec, bhvd_dtype dtype, const void *src, size_t count,
+                         const struct bhvd_codec_options **options, const struct kernel_codec **kernels)
 {
     *kernels = codec_find(codec, dtype, options);
     if (!*kernels)

@@ -55,6 +55,18 @@ CODEC_INLINE uint16_t float16_from_float(float x)
     return (uint16_t)(sign | (kept + (dropped > half || (dropped == half && (kept & 1)))));
 }
 
+// x as float32, rounded to odd: truncated, with the last bit set if that was inexact. Rounding the result to fewer bits equals
+// rounding x directly.
+CODEC_INLINE float float_rounded_to_odd(double x)
+{
+    const float nearest = (float)x;
+    if (nearest != nearest || (double)nearest == x)
+        return nearest;
+    uint32_t bits = bits_from_float(nearest);
+    bits -= fabs((double)nearest) > fabs(x);
+    return float_from_bits(bits | 1);
+}
+
 CODEC_INLINE float bfloat16_to_float(uint16_t h) { return float_from_bits((uint32_t)h << 16); }
 
 CODEC_INLINE uint16_t bfloat16_from_float(float x)

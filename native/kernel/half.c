@@ -1,7 +1,8 @@
 // Codecs float16 and bfloat16, and casts between float32 and the other floating point types: the definitions. dst and src do
 // not overlap, except that the float32 copy may be in place.
-#include "kernel/half.h"
-
+//
+// Each element is rounded to a 16-bit float, to nearest even. Numbers that are too large become infinities; infinities and NaNs
+// are kept. A float64 is rounded once, not through float32. Wire: the elements, without a header; an empty chunk has no bytes.
 #include "kernel/functions.h"
 #include "kernel/of_element.h"
 
@@ -26,6 +27,9 @@ INLINE void convert_add(float *dst, const void *src, size_t count, load_fn load_
         store_f32(to + 4 * i, load_f32(to + 4 * i) + load(element));
     }
 }
+
+static float load_odd_f64(const void *p) { return float_rounded_to_odd(load_f64(p)); }
+static void store_wide_f64(void *p, float x) { store_f64(p, x); }
 
 // An element type as codec `code`, f16 or bf16.
 #define HALF(dtype, element, code, load, store)                                                             \

@@ -1,6 +1,5 @@
 // Codecs float16 and bfloat16, and casts between them and float32, for AVX2 with F16C. (float64 uses its scalar definition.)
 #include "kernel/functions.h"
-#include "kernel/half.h"
 #include "kernel/of_element.h"
 #include "kernel/variants.h"
 #include "kernel/vectors.h"

@@ -46,32 +46,16 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
     return BHVD_OK;
 }
 
-// x += delta in float32, rounded to the dtype once; in blocks that stay in the cache.
-static void add_wide(const struct bhvd_tensor *tensor, const float *delta, size_t count)
-{
-    const struct kernel_table *table = kernel_table_best();
-    float block[1024];
-    const size_t element = bhvd_dtype_size((bhvd_dtype)tensor->dtype), most = sizeof block / sizeof *block;
-    for (size_t i = 0; i < count; i += most) {
-        const size_t n = count - i < most ? count - i : most;
-        table->to_float[tensor->dtype](block, (const unsigned char *)tensor->src + i * element, n);
-        table->reduce[KERNEL_SUM][BHVD_FLOAT32](block, block, delta + i, n);
-        table->from_float[tensor->dtype]((unsigned char *)tensor->dst + i * element, block, n);
-    }
-}
-
 bhvd_status bhvd_unpack_add(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat, const void *src)
 {
-    const unsigned char *from = src;
+    float scratch[FLAT_BLOCK];
     if (!flat_is_possible(tensors, count, flat) || !dtype_is_floating((int32_t)flat))
         return BHVD_ERR_UNSUPPORTED;
-    for (size_t t = 0; t < count; t++) {
-        const size_t n = flat_count(&tensors[t]);
-        if (n && tensors[t].dtype == (int32_t)flat)
-            kernel_table_best()->reduce[KERNEL_SUM][flat](tensors[t].dst, tensors[t].src, from, n);
-        else if (n)
-            add_wide(&tensors[t], (const float *)from, n);
-        from += n * bhvd_dtype_size(flat);
+    FOR_EACH_FLAT_BLOCK (tensors, count) {
+        const void *x = flat_load(flat, &tensors[t], i, n, scratch);
+        void *sum = flat_target(flat, &tensors[t], i, scratch);
+        kernel_table_best()->reduce[KERNEL_SUM][flat](sum, x, (const char *)src + (at + i) * bhvd_dtype_size(flat), n);
+        flat_store(&tensors[t], i, n, sum);
     }
     return BHVD_OK;
 }

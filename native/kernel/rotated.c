@@ -39,26 +39,26 @@ static float squares(const float *a, size_t d)
 }
 
 // Where number i of a part of b-bit numbers is: the word's two bytes, and its bits in them.
-struct place {
+struct position {
     size_t byte;
     int shift;
 };
 
-INLINE struct place place_of(size_t i, int b)
+INLINE struct position position_of(size_t i, int b)
 {
     const size_t each = ROTATED_PACK / (size_t)b, in_part = i % each;
-    return (struct place){i / each * ROTATED_PART + in_part % 16 * 2, (int)(in_part / 16) * b};
+    return (struct position){i / each * ROTATED_PART + in_part % 16 * 2, (int)(in_part / 16) * b};
 }
 
 INLINE void put(uint8_t *codes, size_t i, int b, unsigned number)
 {
-    const struct place at = place_of(i, b);
+    const struct position at = position_of(i, b);
     codes[at.byte + (size_t)at.shift / 8] |= (uint8_t)(number << at.shift % 8);
 }
 
 INLINE unsigned take(const uint8_t *codes, size_t i, int b)
 {
-    const struct place at = place_of(i, b);
+    const struct position at = position_of(i, b);
     return (unsigned)codes[at.byte + (size_t)at.shift / 8] >> at.shift % 8 & ((1u << b) - 1);
 }
 
@@ -90,8 +90,8 @@ static void dequantize(const struct rotated_levels *levels, float *a, const uint
     const int bits = levels->bits;
     for (size_t i = 0; i < d; i++) {
         const uint8_t *pack = codes + i / ROTATED_PACK * ROTATED_PART * (size_t)bits;
-        const unsigned number = bits == 3 ? take(pack, i % ROTATED_PACK, 2) | take(pack + 2 * ROTATED_PART, i % ROTATED_PACK, 1) << 2
-                                          : take(pack, i % ROTATED_PACK, bits);
+        const size_t at = i % ROTATED_PACK;
+        const unsigned number = bits == 3 ? take(pack, at, 2) | take(pack + 2 * ROTATED_PART, at, 1) << 2 : take(pack, at, bits);
         const float z = levels->level[number & ((1u << (bits - 1)) - 1)] * t, signed_z = number >> (bits - 1) ? -z : z;
         a[i] = adds ? a[i] + signed_z : signed_z;
     }
@@ -115,7 +115,7 @@ ROTATED_EACH(ROTATED_COEFFICIENTS)
 ROTATED_EACH(ROTATED_ENCODED_SIZE)
 
 #define ROTATED_DEFINITIONS(codec, name, levels)                                        \
-    kernel_codec_define(table->codecs[codec], ROTATED_VERSION, name##_encoded_size);    \
+    EACH_FLOAT_TYPE(CODEC_COMMON, codec, ROTATED_VERSION, name##_encoded_size)          \
     EACH_FLOAT_TYPE(ROTATED_SET, codec, name)
 
 void rotated_kernels_init(struct kernel_table *table)

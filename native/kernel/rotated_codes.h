@@ -226,16 +226,16 @@ SHARED void invert(const struct io *io, void *dst, float *coefficients, size_t c
 // ----------------------------------------------------------------------------------------------------------------- table
 
 // The functions of a codec for an element type: <name>_encode_<element>_<isa> ...; rotated_io_<element>_<isa> must exist.
-#define ROTATED_FUNCTIONS_OF(dtype, element, name)                                                                                  \
-    ENCODE(name, element)                                                                                                           \
-    {                                                                                                                               \
-        encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, NULL, count, options->seed, options);               \
-    }                                                                                                                               \
-    DECODE(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0); }           \
-    DECODE_ADD(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1); }       \
-    static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)         \
-    {                                                                                                                               \
-        invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                                          \
+#define ROTATED_FUNCTIONS_OF(dtype, element, name)                                                                              \
+    ENCODE(name, element)                                                                                                       \
+    {                                                                                                                           \
+        encode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, NULL, count, options->seed, options);           \
+    }                                                                                                                           \
+    DECODE(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 0); }       \
+    DECODE_ADD(name, element) { decode(&NAME(name##_coder), &NAME(JOIN(rotated_io, element)), dst, src, count, options, 1); }   \
+    static void NAME(JOIN(name##_invert, element))(void *dst, float *coefficients, size_t count, const void *like, OPTIONS)     \
+    {                                                                                                                           \
+        invert(&NAME(JOIN(rotated_io, element)), dst, coefficients, count, like, options);                                      \
     }
 
 // The functions that need only coefficients.

@@ -56,23 +56,6 @@ INLINE vec vec_with_sign(vec magnitude, vec x) { return (vec)((whole)magnitude |
 INLINE vec vec_flipped(vec x, whole n) { return (vec)((whole)x ^ (n & 0x80000000)); }
 INLINE vec vec_canonical(vec x) { return vec_choose(vec_unordered(x, x), x, vec_set1((float)NAN)); }
 
-// BLOCK numbers as bytes: rounded to integers, or truncated.
-INLINE __m256i vec_to_i8(const vec *q)
-{
-    whole n[BLOCK_VECTORS];
-    for (int v = 0; v < BLOCK_VECTORS; v++)
-        n[v] = vec_nearest(q[v]);
-    return bytes_signed(n);
-}
-
-INLINE __m256i vec_truncated_to_i8(const vec *q)
-{
-    whole n[BLOCK_VECTORS];
-    for (int v = 0; v < BLOCK_VECTORS; v++)
-        n[v] = vec_truncated(q[v]);
-    return bytes_signed(n);
-}
-
 // u of codec_random.h from x, which has h from bit 7 on: the bits of 1 + u are assembled directly.
 INLINE vec uniform_of(whole x) { return (vec)((x & 0x007fff80) | 0x3f800040) - 1; }
 

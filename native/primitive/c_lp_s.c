@@ -157,12 +157,12 @@ static struct c_lp_s *plan_among(struct executor *exec, const struct group *grou
     struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
         return NULL;
-    const size_t n = (size_t)group->size, element = bhvd_dtype_size(coll->tensors[0].dtype);
+    const size_t n = (size_t)group->size;
     const bool scatters = coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     *x = (struct c_lp_s){
         .exec = exec,
         .encoder = encoder_init(&exec->kernels, coll, group->rank),
-        .codes = {.cut = {nbytes / element, scatters ? n : 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
+        .codes = coded_of(coll, nbytes, scatters ? n : 1),
         .list = plan->list,
         .size = group->size,
         .rank = group->rank,
@@ -172,7 +172,7 @@ static struct c_lp_s *plan_among(struct executor *exec, const struct group *grou
         .server_error = coll->server_error,
     };
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x};
-    coded_plan(plan, &x->codes, &x->encoder, scatters ? n : 1, n, &exec->network, ready);
+    coded_plan(plan, &x->codes, scatters ? n : 1, n, &exec->network, ready);
     if (scatters)
         schedule_scatter_gather(plan_begin(plan, group), &x->codes);
     else

@@ -1,12 +1,17 @@
 #include "primitive/coded.h"
 
-size_t coded_size(const void *encoder, size_t count) { return encoder_size(encoder, count); }
-
-void coded_plan(struct plan *plan, struct codes *codes, const struct encoder *encoder, size_t own, size_t received,
-                const struct network_cost *network, const struct ready_codes *ready)
+struct codes coded_of(const struct collective *coll, size_t nbytes, size_t chunks)
 {
-    codes->arg = encoder;
-    codes_in_scratch(codes, own, received, encoder_size(encoder, segments_part(&codes->cut, 0, 0).count), network);
+    const bhvd_dtype dtype = coll->tensors[0].dtype;
+    const size_t element = bhvd_dtype_size(dtype);
+    return (struct codes){.cut = {nbytes / element, chunks, ENCODER_SEGMENT}, .element = element, .codec = coll->codec,
+                          .dtype = dtype, .options = coll->codec_options};
+}
+
+void coded_plan(struct plan *plan, struct codes *codes, size_t own, size_t received, const struct network_cost *network,
+                const struct ready_codes *ready)
+{
+    codes_in_scratch(codes, own, received, network);
     if (!ready)
         return;
     codes->encodes = codes->decodes = false;

@@ -15,9 +15,18 @@ static size_t slots_for(const struct network_cost *network, size_t nbytes)
     return most < SLOTS ? SLOTS : slots < most ? slots : most;
 }
 
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct network_cost *network)
+static size_t code_size(const struct codes *codes, struct segment_part part)
 {
-    const size_t stride = size_round_up(longest, CACHE_LINE), slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
+    const size_t count = part.count;
+    if (!count)
+        return 0;
+    return codes->codec ? bhvd_encoded_size(codes->codec, codes->dtype, count, &codes->options) : count * codes->element;
+}
+
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, const struct network_cost *network)
+{
+    const size_t stride = size_round_up(code_size(codes, segments_part(&codes->cut, 0, 0)), CACHE_LINE);
+    const size_t slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;
     codes->slots = segments < most ? segments : most;
     codes->own = (struct code_lay){SCRATCH_BUFFER, 0, stride, slot, true};
@@ -28,11 +37,6 @@ void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t l
 static struct location code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
 {
     return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + (lay->in_slots ? s % codes->slots : s) * lay->segment);
-}
-
-static size_t code_size(const struct codes *codes, struct segment_part part)
-{
-    return part.count ? codes->size(codes->arg, part.count) : 0;
 }
 
 static struct byte_range values_of(const struct codes *codes, struct segment_part part)

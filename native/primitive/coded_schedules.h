@@ -4,6 +4,7 @@
 // Segments overlap: one is on the wire while another is encoded and a third decoded.
 #pragma once
 
+#include "bagua_hvd.h"
 #include "executor/schedule.h"
 #include "kernel/segments.h"
 
@@ -19,8 +20,9 @@ enum { PLAIN_SEGMENT_NBYTES = 128 * 1024 };     // of values that are sent unenc
 struct codes {
     struct segments cut;                                // of the vector's elements
     size_t element;                                     // bytes
-    size_t (*size)(const void *arg, size_t count);      // bytes of the code of `count` elements
-    const void *arg;
+    bhvd_codec codec;                                   // BHVD_CODEC_NONE: the codes are the values
+    bhvd_dtype dtype;
+    struct bhvd_codec_options options;
     size_t slots;                                       // segments in flight, at least 1
     struct code_lay own, received, results;
     bool encodes;               // otherwise the own codes exist already
@@ -28,8 +30,8 @@ struct codes {
 };
 
 // For codes made and decoded here: slots in scratch memory. Each segment has `own` codes of this rank and `received` codes of
-// others, of at most `longest` bytes. network: determines the number of slots.
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, size_t longest, const struct network_cost *network);
+// others. network: determines the number of slots.
+void codes_in_scratch(struct codes *codes, size_t own, size_t received, const struct network_cost *network);
 
 // C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
 // result to all. own, received, results: k is the rank that owns the chunk, or that sent it.

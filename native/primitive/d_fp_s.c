@@ -108,8 +108,6 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
     span_pack(&cursor, location_pointer(buffers, step->to), step->values.nbytes);
 }
 
-static size_t size_of_values(const void *element, size_t count) { return count * *(const size_t *)element; }
-
 // Without peers the result is the value itself.
 static void keep(const struct span_list *list)
 {
@@ -148,15 +146,14 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     const size_t element = bhvd_dtype_size(dtype);
     *a = (struct d_fp_s){
         .exec = exec,
-        .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element, .size = size_of_values},
+        .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
         .list = plan->list,
         .peers = peers_of(coll->topology, group->size, group->rank, coll->round),
         .dtype = dtype,
         .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
     weigh(a, group, hosts, coll->topology);
-    a->codes.arg = &a->codes.element;
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, PLAIN_SEGMENT_NBYTES, &exec->network);
+    codes_in_scratch(&a->codes, 1, PEERS_MAX, &exec->network);
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a};
     if (a->list.count == 1) {
         a->codes.encodes = false;

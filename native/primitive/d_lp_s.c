@@ -113,11 +113,11 @@ static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct
 
 static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values)
 {
-    const size_t begin = element_of(x, values), place = begin * x->encoder.element;
-    void *to = span_target(&x->results, place, values->nbytes, scratch->result);
+    const size_t begin = element_of(x, values), offset = begin * x->encoder.element;
+    void *to = span_target(&x->results, offset, values->nbytes, scratch->result);
     mix(x, scratch, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
         values->nbytes / x->encoder.element);
-    span_store(&x->results, place, values->nbytes, to);
+    span_store(&x->results, offset, values->nbytes, to);
 }
 
 // replicas += D(codes); peers NULL: there are none.
@@ -152,12 +152,11 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
 static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *coll, int n, int me)
 {
-    const size_t element = bhvd_dtype_size(coll->tensors[0].dtype);
     struct d_lp_s x = {
         .exec = exec,
         .coll = coll,
         .encoder = encoder_init(&exec->kernels, coll, me),
-        .codes = {.cut = {collective_nbytes(coll) / element, 1, ENCODER_SEGMENT}, .element = element, .size = coded_size},
+        .codes = coded_of(coll, collective_nbytes(coll), 1),
         .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
     };
     memcpy(x.before, coll->before, sizeof x.before);
@@ -176,7 +175,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     x->list = x->results = plan->list;
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
                                        .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, &x->encoder, 1, (size_t)x->peers.count, &exec->network, ready);
+    coded_plan(plan, &x->codes, 1, (size_t)x->peers.count, &exec->network, ready);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
 }
@@ -233,7 +232,6 @@ static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_
     piece->x = ring->all;
     piece->x.begin = part.begin;
     piece->x.codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
-    piece->x.codes.arg = &piece->x.encoder;
     piece->mean.nbytes = part.count * element;
     piece->x.list = (struct span_list){&piece->mean, 1, 1, piece->mean.nbytes};
     for (size_t left = piece->mean.nbytes, n; (n = span_cursor_next(&cursor, left, &next->src, &unused)); left -= n, next++) {
@@ -297,12 +295,12 @@ static bool lay_out(struct executor *exec, struct host_ring *ring)
     const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     if (!(l->memory = executor_acquire(exec, l->depth * stride + spans * sizeof(struct span))))
         return false;
-    unsigned char *place = l->memory;
-    for (size_t i = 0; i < l->depth; i++, place += stride) {
-        ring->pieces[i].mean = (struct span){place, place, 0};
-        ring->pieces[i].codes = place + mean;
+    unsigned char *at = l->memory;
+    for (size_t i = 0; i < l->depth; i++, at += stride) {
+        ring->pieces[i].mean = (struct span){at, at, 0};
+        ring->pieces[i].codes = at + mean;
     }
-    ring->list = (struct span_list){.spans = (struct span *)(void *)place, .capacity = spans};
+    ring->list = (struct span_list){.spans = (struct span *)(void *)at, .capacity = spans};
     return true;
 }
 

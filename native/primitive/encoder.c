@@ -26,12 +26,10 @@ void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count
     e->wide = (float *)(scratch + size_round_up(count * e->element, CACHE_LINE));
 }
 
-size_t encoder_size(const struct encoder *e, size_t count)
+size_t encoder_stride(const struct encoder *e, size_t count)
 {
-    return count ? e->codec->encoded_size(e->dtype, count, &e->options) : 0;
+    return count ? size_round_up(e->codec->encoded_size(e->dtype, count, &e->options), CACHE_LINE) : 0;
 }
-
-size_t encoder_stride(const struct encoder *e, size_t count) { return size_round_up(encoder_size(e, count), CACHE_LINE); }
 
 // error -= decoded, where that is finite: a NaN or Inf is shown to the user once, in the result; fed back it would never go away.
 static void update_residual(float *restrict error, const float *restrict decoded, size_t count)

@@ -40,9 +40,8 @@ static inline const struct kernel_transform *encoder_transform(const struct enco
 size_t encoder_scratch_size(const struct encoder *e, size_t count);
 void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);
 
-// Bytes of a segment's code: rounded up to whole cache lines, to lay out buffers; or exactly, as sent.
+// Bytes of a segment's code, rounded up to whole cache lines, to lay out buffers.
 size_t encoder_stride(const struct encoder *e, size_t count);
-size_t encoder_size(const struct encoder *e, size_t count);
 
 // code = Q(value + error); error = value + error - D(code). error NULL: code = Q(value). value may be e->value.
 // begin: offset of the segment in the vector, in elements.

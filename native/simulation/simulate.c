@@ -46,18 +46,6 @@ static bool is_inline(const struct operations *operations, int size, const struc
            inline_payload_is_chosen(operations->path, size <= TREE_STAR_RANKS);
 }
 
-static size_t size_encoded(const void *operation, size_t count)
-{
-    const struct bhvd_simulated *what = operation;
-    const struct bhvd_codec_options options = {.parameter = what->codec_parameter};
-    return bhvd_encoded_size((bhvd_codec)what->codec, (bhvd_dtype)what->dtype, count, &options);
-}
-
-static size_t size_as_it_is(const void *operation, size_t count)
-{
-    return count * bhvd_dtype_size((bhvd_dtype)((const struct bhvd_simulated *)operation)->dtype);
-}
-
 // Writes the same schedule as c_lp_s.c, d_fp_s.c or d_lp_s.c.
 static void write_primitive(const struct bhvd_simulated *what, const struct network_cost *network, struct schedule *schedule)
 {
@@ -65,13 +53,13 @@ static void write_primitive(const struct bhvd_simulated *what, const struct netw
     const bool is_coded = what->kind != BHVD_D_FP_S, is_central = what->kind == BHVD_C_LP_S;
     const bool scatters = is_central && what->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct codes codes = {.cut = {what->nbytes / element, scatters ? n : 1, is_coded ? ENCODER_SEGMENT : PLAIN_SEGMENT_NBYTES / element},
-                          .element = element, .size = is_coded ? size_encoded : size_as_it_is, .arg = what};
+                          .element = element, .codec = is_coded ? (bhvd_codec)what->codec : BHVD_CODEC_NONE,
+                          .dtype = (bhvd_dtype)what->dtype, .options.parameter = what->codec_parameter};
     const struct peers peers = peers_of(what->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : (bhvd_topology)what->topology,
                                         schedule->size, schedule->rank, what->round);
     if (!codes.cut.count || (!is_central && !peers.count))
         return;
-    codes_in_scratch(&codes, scatters ? n : 1, is_central ? n : PEERS_MAX, codes.size(what, segments_part(&codes.cut, 0, 0).count),
-                     network);
+    codes_in_scratch(&codes, scatters ? n : 1, is_central ? n : PEERS_MAX, network);
     if (scatters)
         schedule_scatter_gather(schedule, &codes);
     else
@@ -112,7 +100,8 @@ static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *e
         return error_set(error, BHVD_ERR_ARGUMENT, "allreduces and primitives are simulated, not operations of kind %d", what->kind);
     if (element == 0 || what->nbytes % element)
         return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are not a multiple of the element size %zu", what->nbytes, element);
-    if (is_coded && !size_encoded(what, 1))
+    const struct bhvd_codec_options options = {.parameter = what->codec_parameter};
+    if (is_coded && !bhvd_encoded_size((bhvd_codec)what->codec, (bhvd_dtype)what->dtype, 1, &options))
         return error_set(error, BHVD_ERR_ARGUMENT, "codec %d with parameter %g does not encode dtype %d", what->codec,
                          what->codec_parameter, what->dtype);
     if (what->topology < BHVD_TOPOLOGY_SHIFT_ONE || what->topology > BHVD_TOPOLOGY_ROUND_ROBIN || what->round < 0)

@@ -15,7 +15,8 @@ bhvd_status auth_explain(bhvd_status status, struct bhvd_error *error)
     if (status == BHVD_ERR_TIMEOUT)
         return error_set(error, status, "the other side did not finish the handshake in the time given");
     if (status == BHVD_ERR_PEER_LOST)
-        return error_set(error, status, "the other side hung up during the handshake: it is no rank of this job, or strangers flood it");
+        return error_set(error, status, "the other side hung up during the handshake: it is no rank of this job, or strangers "
+                         "flood it");
     if (status == BHVD_ERR_AUTH)
         return error_set(error, status, "the other side is no rank of this job: another program has this port");
     return status;

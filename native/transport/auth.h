@@ -6,9 +6,9 @@
 //     proofs of all channels, 32 bytes each = SHAKE256(HMAC-SHA256(secret, the sender's endpoint, the receiver's endpoint))
 //
 // Python makes all proofs at the start (bagua_hvd/core/context.py), from the endpoints that the ranks gathered over authenticated
-// connections. An endpoint holds rank, address, port and a nonce of this init(). So a proof of another job, init(), direction, rank,
-// port or channel is wrong. A callee takes each channel once, so it refuses a repeated one. Later bytes are neither encrypted nor
-// authenticated (docs/security.md).
+// connections. An endpoint holds rank, address, port and a nonce of this init(). So a proof of another job, init(), direction,
+// rank, port or channel is wrong. A callee takes each channel once, so it refuses a repeated one. Later bytes are neither encrypted
+// nor authenticated (docs/security.md).
 #pragma once
 
 #include <stdbool.h>

@@ -57,11 +57,11 @@ static void derive_host_id(char *out, size_t size)
 static bool may_share(const struct bhvd_context_options *options) { return strcmp(options->transport, "tcp") != 0; }
 static bool uses_mpi(const struct bhvd_context_options *options) { return strcmp(options->transport, "mpi") == 0; }
 
-static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info *info)
+static bhvd_status fill_endpoint(struct connecting *k, struct endpoint *info)
 {
     const struct bhvd_context_options *options = k->options;
     int port;
-    *info = (struct endpoint_info){.magic = ENDPOINT_MAGIC, .protocol = ENDPOINT_PROTOCOL, .rank = options->rank};
+    *info = (struct endpoint){.magic = ENDPOINT_MAGIC, .protocol = ENDPOINT_PROTOCOL, .rank = options->rank};
     snprintf(info->version, sizeof info->version, "%s", bhvd_version());
     if (getrandom(info->nonce, sizeof info->nonce, 0) != sizeof info->nonce)    // up to 256 bytes come completely or not at all
         return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
@@ -71,7 +71,7 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
         return status;
     info->port = port;
     info->uses_mpi = uses_mpi(options);
-    info->data_channels = options->streams;
+    info->data_channels = uses_mpi(options) ? 1 : options->streams;
     snprintf(info->host, sizeof info->host, "%s", options->listen_host);
     snprintf(info->allreduce_path, sizeof info->allreduce_path, "%s",
              options->allreduce_path ? options->allreduce_path : "");
@@ -86,7 +86,7 @@ static bhvd_status fill_endpoint_info(struct connecting *k, struct endpoint_info
     return BHVD_OK;
 }
 
-static void terminate_strings(struct endpoint_info *info)
+static void terminate_strings(struct endpoint *info)
 {
     info->version[sizeof info->version - 1] = '\0';
     info->host[sizeof info->host - 1] = '\0';
@@ -96,15 +96,16 @@ static void terminate_strings(struct endpoint_info *info)
 }
 
 // All ranks have the same data, so all report the same error.
-static bhvd_status check_endpoint_info(const struct connecting *k, int rank)
+static bhvd_status check_endpoint(const struct connecting *k, int rank)
 {
-    const struct endpoint_info *info = &k->endpoints[rank], *first = &k->endpoints[0];
+    const struct endpoint *info = &k->c->endpoints[rank], *first = &k->c->endpoints[0];
     if (info->magic != ENDPOINT_MAGIC)
-        return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d runs a version of bagua_hvd before 0.2, or has another byte order: install "
-                         "the same version on every host", rank);
+        return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d runs a version of bagua_hvd before 0.2, or has another byte order: "
+                         "install the same version on every host", rank);
     if (strcmp(info->version, first->version) != 0 || info->protocol != first->protocol)
-        return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): install "
-                         "the same version on every host", first->version, first->protocol, rank, info->version, info->protocol);
+        return error_set(k->error, BHVD_ERR_MISMATCH, "rank 0 runs bagua_hvd %s (protocol %u), but rank %d runs %s (protocol %u): "
+                         "install the same version on every host", first->version, first->protocol, rank, info->version,
+                         info->protocol);
     if (info->rank != rank || info->data_channels < 0 || info->data_channels > LINK_DATA_CHANNELS_MAX)
         return error_set(k->error, BHVD_ERR_MISMATCH, "rank %d sent an address that cannot be read", rank);
     if (strcmp(info->allreduce_path, first->allreduce_path) != 0)
@@ -123,18 +124,18 @@ static bhvd_status check_endpoint_info(const struct connecting *k, int rank)
     return BHVD_OK;
 }
 
-static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint_info *mine)
+static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint *mine)
 {
     const struct bhvd_context_options *options = k->options;
-    k->endpoints = calloc((size_t)options->size, sizeof *k->endpoints);
-    k->proofs = calloc((size_t)options->size, sizeof *k->proofs);
-    if (!k->endpoints || !k->proofs)
+    k->c->endpoints = calloc((size_t)options->size, sizeof *k->c->endpoints);
+    k->c->proofs = calloc((size_t)options->size, sizeof *k->c->proofs);
+    if (!k->c->endpoints || !k->c->proofs)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
-    bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->endpoints, k->proofs, k->error);
+    bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->c->endpoints, k->c->proofs, k->error);
     for (int rank = 0; rank < options->size; rank++)
-        terminate_strings(&k->endpoints[rank]);
+        terminate_strings(&k->c->endpoints[rank]);
     for (int rank = 0; rank < options->size && !status; rank++)
-        status = check_endpoint_info(k, rank);
+        status = check_endpoint(k, rank);
     return status;
 }
 
@@ -151,13 +152,6 @@ static void count_hosts(const struct connecting *k)
 }
 
 // ---------------------------------------------------------------------------------------------------- all connections
-
-// The smaller of the numbers that the two ranks set; 0: neither set one, and the higher rank chooses after its control connection.
-static int requested_data_channels(const struct connecting *k, int rank)
-{
-    int mine = k->endpoints[k->c->rank].data_channels, theirs = k->endpoints[rank].data_channels;
-    return mine && (!theirs || mine < theirs) ? mine : theirs;
-}
 
 static void use_socket(struct channel *channel, struct arrival *arrival)
 {
@@ -225,7 +219,7 @@ static int first_missing(const struct connecting *k)
     return -1;
 }
 
-static bhvd_status welcome(struct connecting *k, struct arrival *arrival)
+static bhvd_status take_arrival(struct connecting *k, struct arrival *arrival)
 {
     bhvd_status status = BHVD_OK;
     if (arrival->error.status) {
@@ -251,12 +245,13 @@ static bhvd_status await_all(struct connecting *k)
     for (int missing; !status && (missing = first_missing(k)) >= 0;) {
         struct arrival *arrival = listener_take(k->c->listener);
         struct pollfd doorbell = {.fd = k->c->doorbell.fd, .events = POLLIN};
+        const int left_ms = clock_remaining_ms(k->deadline_ns);
         if (arrival)
-            status = welcome(k, arrival);
-        else if (clock_remaining_ms(k->deadline_ns) == 0 && missing > k->c->rank)
+            status = take_arrival(k, arrival);
+        else if (left_ms == 0 && missing > k->c->rank)
             status = error_set(k->error, BHVD_ERR_TIMEOUT, "rank %d did not connect within %.0f s", missing,
                                k->options->start_timeout_ms / 1000.0);
-        else if (poll(&doorbell, 1, clock_remaining_ms(k->deadline_ns) ? clock_remaining_ms(k->deadline_ns) : CONNECTOR_RETRY_MS) > 0)
+        else if (poll(&doorbell, 1, left_ms ? left_ms : CONNECTOR_RETRY_MS) > 0)
             doorbell_drain(&k->c->doorbell);
     }
     return status;
@@ -328,23 +323,12 @@ static bhvd_status probe_lines(struct connecting *k)
 static bhvd_status open_listener(struct connecting *k)
 {
     const struct bhvd_context_options *options = k->options;
-    const int size = options->size;
-    struct address *addresses = calloc((size_t)size, sizeof *addresses);
-    if (!addresses)
-        return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", size);
-    for (int rank = 0; rank < size; rank++) {
-        addresses[rank].port = k->endpoints[rank].port;
-        addresses[rank].data_channels = requested_data_channels(k, rank);
-        memcpy(addresses[rank].host, k->endpoints[rank].host, sizeof addresses[rank].host);
-        addresses[rank].proofs = k->proofs[rank];
-    }
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = listener_create(&(struct listener_options){
-        .rank = options->rank, .size = size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
-        .addresses = addresses, .by_mpi = uses_mpi(options),
+        .rank = options->rank, .size = options->size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
+        .endpoints = k->c->endpoints, .proofs = k->c->proofs,
         .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
     k->tcp_listener = k->local_listener = -1;
-    free(addresses);
     return status;
 }
 
@@ -375,8 +359,8 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     struct connecting k = {
         .c = c, .options = options, .tcp_listener = -1, .local_listener = -1, .memory_fd = -1,
         .deadline_ns = clock_deadline_ns(options->start_timeout_ms), .error = error};
-    struct endpoint_info mine;
-    bhvd_status status = fill_endpoint_info(&k, &mine);
+    struct endpoint mine;
+    bhvd_status status = fill_endpoint(&k, &mine);
     if (!status && may_share(options))
         status = local_listen(&k, &mine);
     if (!status)
@@ -404,8 +388,6 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
         close_needless_listener(c);
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
-    free(k.endpoints);
-    free(k.proofs);
     free(k.talks_to);
     fd_close(&k.tcp_listener);
     fd_close(&k.local_listener);
@@ -522,6 +504,8 @@ void connections_fini(struct connections *c)
     for (int rank = 0; rank < c->size && c->links; rank++)
         link_fini(&c->links[rank]);
     free(c->links);
+    free(c->endpoints);
+    free(c->proofs);
     free(c->host_of);
     fd_close(&c->doorbell.fd);
     if (c->owns_host_memory)

@@ -16,7 +16,7 @@
 #endif
 
 // The nonce in hexadecimal. An abstract name (leading zero byte) leaves nothing behind in a file system.
-static struct sockaddr_un local_address(const struct endpoint_info *info, socklen_t *size)
+static struct sockaddr_un local_address(const struct endpoint *info, socklen_t *size)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     for (size_t i = 0; i < sizeof info->nonce; i++)
@@ -25,7 +25,7 @@ static struct sockaddr_un local_address(const struct endpoint_info *info, sockle
     return address;
 }
 
-bhvd_status local_listen(struct connecting *k, const struct endpoint_info *mine)
+bhvd_status local_listen(struct connecting *k, const struct endpoint *mine)
 {
     socklen_t size;
     struct sockaddr_un address = local_address(mine, &size);
@@ -39,7 +39,7 @@ bhvd_status local_listen(struct connecting *k, const struct endpoint_info *mine)
 bhvd_status local_connect(struct connecting *k, int rank, int *out)
 {
     socklen_t size;
-    struct sockaddr_un address = local_address(&k->endpoints[rank], &size);
+    struct sockaddr_un address = local_address(&k->c->endpoints[rank], &size);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));
@@ -52,7 +52,8 @@ bhvd_status local_connect(struct connecting *k, int rank, int *out)
     }
     if (!socket_is_of_this_user(fd)) {
         close(fd);
-        return error_set(k->error, BHVD_ERR_SYSTEM, "rank %d on this host runs as another user: start all ranks of a host as one", rank);
+        return error_set(k->error, BHVD_ERR_SYSTEM, "rank %d on this host runs as another user: start all ranks of a host as one",
+                         rank);
     }
     *out = fd;
     return BHVD_OK;

@@ -9,6 +9,8 @@
 struct connections {
     int rank, size;
     struct link *links;             // by rank; links[rank] is unused
+    struct endpoint *endpoints;     // by rank, as are the proofs; NULL: one rank, or inproc
+    struct bhvd_proofs *proofs;
     struct poller poller;           // finds the links that have work
     struct listener *listener;      // opens links (listener.h); NULL: all ranks share memory
     uint64_t started;               // the number of the last execution that has started here; 0: none. Read by the links

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/fifo.h"
 #include "base/status.h"
-#include "transport/socket.h"
 
 enum {
     REFUSED_MS = 1000,                  // after a refusal: by then another rank may have reported why the peer ended
@@ -30,7 +29,9 @@ struct attempt {
 };
 
 struct connector {
-    struct connector_options options;
+    int rank;
+    const struct endpoint *endpoints;
+    const struct bhvd_proofs *proofs;
     struct FIFO(struct arrival) requests;  // waiting to be attempted
     int unserved;                       // attempts that were polled and not yet handled
     struct attempt attempts[CONNECTOR_POLLS_MAX];
@@ -97,22 +98,20 @@ static void enter(struct attempt *a, enum stage stage)
     a->wake_ns = stage == CONNECTING ? a->request->connect_deadline_ns : a->request->deadline_ns;
 }
 
-static const struct address *address_of(const struct connector *connector, const struct attempt *a)
+static const struct endpoint *peer_of(const struct connector *connector, const struct attempt *a)
 {
-    return &connector->options.addresses[a->request->rank];
+    return &connector->endpoints[a->request->rank];
 }
 
 static bhvd_status introduce(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = address_of(connector, a);
     struct arrival *request = a->request;
-    request->data_channel_count = address->data_channels      ? address->data_channels
-                                  : connector->options.by_mpi ? 1
-                                                              : data_channels_for(socket_round_trip_ns(a->fd));
+    const int requested = endpoint_data_channels(&connector->endpoints[connector->rank], peer_of(connector, a));
+    request->data_channel_count = requested ? requested : data_channels_for(socket_round_trip_ns(a->fd));
     a->moved = 0;
     enter(a, HANDSHAKE);
-    struct introduction introduction = {connector->options.rank, request->channel, (uint32_t)request->data_channel_count, {0}};
-    memcpy(introduction.proof, address->proofs.sent[request->channel], sizeof introduction.proof);
+    struct introduction introduction = {connector->rank, request->channel, (uint32_t)request->data_channel_count, {0}};
+    memcpy(introduction.proof, connector->proofs[request->rank].sent[request->channel], sizeof introduction.proof);
     return auth_explain(socket_write_at_once(a->fd, &introduction, sizeof introduction), error);
 }
 
@@ -120,26 +119,27 @@ static bhvd_status introduce(const struct connector *connector, struct attempt *
 static bhvd_status read_proof(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
     const bhvd_status status = socket_read_part(a->fd, a->proof, sizeof a->proof, &a->moved);
-    const bool is_wrong = !status && !auth_matches(a->proof, address_of(connector, a)->proofs.received[a->request->channel]);
+    const struct bhvd_proofs *proofs = &connector->proofs[a->request->rank];
+    const bool is_wrong = !status && !auth_matches(a->proof, proofs->received[a->request->channel]);
     return auth_explain(is_wrong ? BHVD_ERR_AUTH : status, error);
 }
 
 static bhvd_status connect_begin(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = address_of(connector, a);
+    const struct endpoint *peer = peer_of(connector, a);
     enter(a, CONNECTING);
     // On a control channel the bandwidth may be measured (probe.h).
-    return socket_connect_begin(address->host, address->port,
+    return socket_connect_begin(peer->host, peer->port,
                                 a->request->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
 static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
 {
-    const struct address *address = address_of(connector, a);
+    const struct endpoint *peer = peer_of(connector, a);
     if (a->stage != CONNECTING)
         return auth_explain(BHVD_ERR_TIMEOUT, error);
-    return error_set(error, BHVD_ERR_TIMEOUT, "%s did not answer a connection attempt",
-                     socket_name(address->host, address->port).text);
+    return error_set(error, BHVD_ERR_TIMEOUT, "%s did not respond to a connection attempt",
+                     socket_name(peer->host, peer->port).text);
 }
 
 // Returns whether the request has ended, successfully or not.
@@ -156,8 +156,8 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         failure = status ? errno : 0;
         status = status ? status : BHVD_IN_PROGRESS;
     } else if (has_event && a->stage == CONNECTING) {
-        const struct address *address = address_of(connector, a);
-        status = socket_connect_complete(a->fd, address->host, address->port, &error);
+        const struct endpoint *peer = peer_of(connector, a);
+        status = socket_connect_complete(a->fd, peer->host, peer->port, &error);
         failure = status ? errno : 0;
         status = status ? status : introduce(connector, a, &error);
         status = status ? status : BHVD_IN_PROGRESS;
@@ -169,7 +169,7 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
     if (status == BHVD_IN_PROGRESS)
         return false;
     if (status)
-        return fail(a, connector->options.rank, failure, &error);
+        return fail(a, connector->rank, failure, &error);
     a->request->round_trip_ns = socket_round_trip_ns(a->fd);
     a->request->fd = a->fd;
     a->fd = -1;
@@ -178,12 +178,14 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
 
 // ------------------------------------------------------------------------------------------------------------ connector
 
-struct connector *connector_create(const struct connector_options *options)
+struct connector *connector_create(int rank, const struct endpoint *endpoints, const struct bhvd_proofs *proofs)
 {
     struct connector *connector = calloc(1, sizeof *connector);
     if (!connector)
         return NULL;
-    connector->options = *options;
+    connector->rank = rank;
+    connector->endpoints = endpoints;
+    connector->proofs = proofs;
     for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
         connector->attempts[i].fd = -1;
     return connector;

@@ -6,8 +6,8 @@
 #include <stdbool.h>
 
 #include "transport/auth.h"
+#include "transport/endpoint.h"
 #include "transport/link.h"
-#include "transport/socket.h"
 
 enum {
     CONNECTOR_POLLS_MAX = 64,           // channels that are connected at a time; others are queued
@@ -35,24 +35,10 @@ struct arrival *arrival_create(int rank, uint32_t channel);
 // Closes the descriptor. arrival_destroy(NULL) is fine.
 void arrival_destroy(struct arrival *arrival);
 
-// A rank, as this one knows it.
-struct address {
-    char host[HOST_SIZE];
-    int port;
-    int data_channels;                  // number of data channels that it and this rank have set; 0: neither did
-    struct bhvd_proofs proofs;
-};
-
-struct connector_options {
-    int rank;                           // this rank
-    bool by_mpi;                        // data channels use MPI
-    const struct address *addresses;    // by rank; must outlive the connector
-};
-
 struct connector;
 
-// NULL: no memory.
-struct connector *connector_create(const struct connector_options *options);
+// For this rank. endpoints, proofs: by rank; must outlive the connector. NULL: no memory.
+struct connector *connector_create(int rank, const struct endpoint *endpoints, const struct bhvd_proofs *proofs);
 // Abandons its attempts. connector_destroy(NULL) is fine.
 void connector_destroy(struct connector *connector);
 // In a forked child: closes its copies of the descriptors.

@@ -94,7 +94,7 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
 {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd;
-        bhvd_status status = socket_accept(handshakes->listeners[listener], 0, &fd, NULL);
+        bhvd_status status = socket_accept(handshakes->listeners[listener], &fd);
         if (status == BHVD_ERR_TIMEOUT)
             break;
         if (status && !evict_one(handshakes))
@@ -102,10 +102,12 @@ static bhvd_status accept_some(struct handshake_server *handshakes, int listener
         if (status)
             continue;
         handshakes->lacking_since_ns = 0;
-        if ((listener == HANDSHAKE_LOCAL && !socket_is_of_this_user(fd)) || (handshakes->count == HANDSHAKE_STRANGERS_MAX && !evict_one(handshakes))) {
+        if (listener == HANDSHAKE_LOCAL && !socket_is_of_this_user(fd)) {
             close(fd);
             continue;
         }
+        if (handshakes->count == HANDSHAKE_STRANGERS_MAX)
+            evict_one(handshakes);
         handshakes->strangers[handshakes->count++] =
             (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
     }

@@ -30,8 +30,6 @@ struct link *link_queue_pop(struct link_queue *queue)
     return link;
 }
 
-static void match_queue_init(struct match_queue *queue, uint32_t execution) { *queue = (struct match_queue){.execution = execution}; }
-
 void link_init(struct link *link, int rank, const uint64_t *started)
 {
     *link = (struct link){.rank = rank, .local_index = -1, .doorbell = {.fd = -1}, .liveness_fd = -1, .started = started};
@@ -41,7 +39,7 @@ void link_init(struct link *link, int rank, const uint64_t *started)
         link->data_channels[i].channel.fd = -1;
     }
     for (uint32_t i = 0; i < LINK_MATCH_QUEUES; i++)
-        match_queue_init(&link->queues[i], i);
+        link->queues[i] = (struct match_queue){.execution = i};
 }
 
 void link_close(struct link *link)
@@ -131,7 +129,7 @@ static struct match_queue *take_pairwise(struct link *link, uint32_t id)
 {
     struct match_queue **at = find_pairwise(&link->pairwise, id);
     if (!*at && (*at = malloc(sizeof **at)))
-        match_queue_init(*at, id);
+        **at = (struct match_queue){.execution = id};
     return *at;
 }
 
@@ -145,7 +143,7 @@ static struct match_queue *take_queue(struct link *link, uint64_t execution)
         return queue;
     if (queue->receives.head || queue->unexpected.head)
         return NULL;
-    match_queue_init(queue, (uint32_t)execution);
+    *queue = (struct match_queue){.execution = (uint32_t)execution};
     return queue;
 }
 
@@ -234,7 +232,8 @@ static bool claim_unexpected_in_flight(struct link *link, struct transfer *trans
 {
     for (int i = 0; i < link->data_channel_count; i++) {
         struct transfer *unexpected = link->data_channels[i].unexpected;
-        if (unexpected && unexpected->header.execution == transfer->header.execution && unexpected->header.number == transfer->header.number) {
+        if (unexpected && unexpected->header.execution == transfer->header.execution &&
+            unexpected->header.number == transfer->header.number) {
             if (unexpected->size != transfer->size)
                 break_link(link, BHVD_ERR_PROTOCOL);
             else if (unexpected->moved)
@@ -374,7 +373,8 @@ static bhvd_status find_receiver(struct link *link, struct data_channel *data)
 static const struct match_queue *queue_there(const struct link *link, const struct transfer_header *header)
 {
     struct match_queue *pairwise = link->pairwise;
-    return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution) : &link->queues[header->execution % LINK_MATCH_QUEUES];
+    return is_of_pairwise(header) ? *find_pairwise(&pairwise, header->execution)
+                                  : &link->queues[header->execution % LINK_MATCH_QUEUES];
 }
 
 bool data_channel_wants_input(const struct link *link, const struct data_channel *data)

@@ -160,8 +160,8 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
 void link_end_pairwise(struct link *link, uint64_t pairwise);
 
 // Moves all data that it can without blocking, passes complete control frames to on_frame, sets *progress if anything moved.
-// BHVD_ERR_PEER_LOST: the peer is gone, see state; BHVD_ERR_PROTOCOL: it broke the protocol; BHVD_ERR_SYSTEM: no memory; or on_frame's
-// error, which does not change the state, since it may be about another rank.
+// BHVD_ERR_PEER_LOST: the peer is gone, see state; BHVD_ERR_PROTOCOL: it broke the protocol; BHVD_ERR_SYSTEM: no memory; or
+// on_frame's error, which does not change the state, since it may be about another rank.
 bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, bool *progress);
 
 // The liveness socket broke: reads the remaining data, then marks the peer lost unless it said goodbye.

@@ -14,7 +14,6 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "transport/handshake_server.h"
-#include "transport/socket.h"
 
 // The channels that a rank has connected so far, except CHANNEL_LOCAL, which it may try again.
 struct known {
@@ -31,7 +30,6 @@ struct listener {
     pthread_mutex_t lock;               // of the two lists
     struct FIFO(struct arrival) arrivals;
     struct FIFO(struct arrival) requests;  // not yet passed to the connector
-    struct address *addresses;
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
@@ -68,13 +66,14 @@ static bool is_valid(const struct listener *listener, const struct introduction 
         introduction->channel >= BHVD_CHANNELS || (introduction->channel == CHANNEL_LOCAL) != local)
         return false;
     const struct known *known = &listener->known[introduction->caller];
-    const struct address *address = &listener->addresses[introduction->caller];
-    if (!auth_matches(introduction->proof, address->proofs.received[introduction->channel]) ||
-        (!local && known->channels & 1u << introduction->channel))
+    const struct listener_options *o = &listener->options;
+    if (!auth_matches(introduction->proof, o->proofs[introduction->caller].received[introduction->channel]) ||
+        known->channels & 1u << introduction->channel)
         return false;
-    if (introduction->channel == CHANNEL_CONTROL && !listener->options.by_mpi)
+    const uint32_t requested = (uint32_t)endpoint_data_channels(&o->endpoints[o->rank], &o->endpoints[introduction->caller]);
+    if (introduction->channel == CHANNEL_CONTROL)
         return introduction->data_channels >= 1 && introduction->data_channels <= LINK_DATA_CHANNELS_MAX &&
-               (!address->data_channels || introduction->data_channels == (uint32_t)address->data_channels);
+               (!requested || introduction->data_channels == requested);
     return introduction->channel < CHANNEL_DATA || introduction->channel - CHANNEL_DATA < known->data_channels;
 }
 
@@ -85,37 +84,38 @@ static bool let_in(struct listener *listener, const struct introduced *peer)
     if (!is_valid(listener, introduction, local))
         return false;
     struct known *known = &listener->known[introduction->caller];
-    known->channels |= (uint16_t)(1u << introduction->channel);    // also if the response fails: nobody may repeat the introduction
+    if (!local)                         // also if the response fails: nobody may repeat the introduction
+        known->channels |= (uint16_t)(1u << introduction->channel);
     struct arrival *arrival = arrival_create(introduction->caller, introduction->channel);
-    const struct bhvd_proofs *proofs = &listener->addresses[introduction->caller].proofs;
+    const struct bhvd_proofs *proofs = &listener->options.proofs[introduction->caller];
     if (!arrival || socket_write_at_once(peer->fd, proofs->sent[introduction->channel], BHVD_PROOF_BYTES)) {
         arrival_destroy(arrival);
         return false;
     }
     arrival->fd = peer->fd;
-    if (introduction->channel < CHANNEL_DATA) {
-        arrival->data_channel_count = listener->options.by_mpi || local ? 1 : (int)introduction->data_channels;
-        arrival->round_trip_ns = local ? 0 : socket_round_trip_ns(peer->fd);
-        known->data_channels = local || listener->options.by_mpi ? 0 : (uint8_t)introduction->data_channels;
+    if (introduction->channel == CHANNEL_CONTROL) {
+        arrival->data_channel_count = (int)introduction->data_channels;
+        arrival->round_trip_ns = socket_round_trip_ns(peer->fd);
+        known->data_channels = (uint8_t)introduction->data_channels;
     }
     put(listener, arrival);
     return true;
 }
 
 // Reports the error once: it ends the job.
-static void complain(struct listener *listener, bool *said)
+static void report(struct listener *listener, bool *reported)
 {
     const int failure = errno;
-    struct arrival *arrival = *said ? NULL : arrival_create(-1, CHANNEL_CONTROL);
+    struct arrival *arrival = *reported ? NULL : arrival_create(-1, CHANNEL_CONTROL);
     if (arrival) {
-        error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s%s", strerror(failure),
-                  socket_remedy(failure));
+        error_set(&arrival->error, BHVD_ERR_SYSTEM, "the connections of the other ranks cannot be accepted: %s%s",
+                  strerror(failure), socket_remedy(failure));
         put(listener, arrival);
     }
-    *said = true;
+    *reported = true;
 }
 
-static void accept_ready(struct listener *listener, struct pollfd *polls, bool *said)
+static void accept_ready(struct listener *listener, struct pollfd *polls, bool *reported)
 {
     struct introduced peer;
     bhvd_status status;
@@ -124,7 +124,7 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
             close(peer.fd);
     }
     if (status == BHVD_ERR_SYSTEM)
-        complain(listener, said);
+        report(listener, reported);
 }
 
 // --------------------------------------------------------------------------------------------------------- outgoing connections
@@ -158,7 +158,7 @@ bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
 {
-    const struct bhvd_proofs *proofs = &listener->addresses[rank].proofs;
+    const struct bhvd_proofs *proofs = &listener->options.proofs[rank];
     struct introduction introduction = {listener->options.rank, CHANNEL_LOCAL, 1, {0}};
     uint8_t proof[BHVD_PROOF_BYTES];
     memcpy(introduction.proof, proofs->sent[CHANNEL_LOCAL], sizeof introduction.proof);
@@ -184,7 +184,7 @@ static void *listener_main(void *arg)
 {
     struct listener *listener = arg;
     struct pollfd polls[1 + HANDSHAKE_POLLS_MAX + CONNECTOR_POLLS_MAX] = {{.fd = listener->wake_fd, .events = POLLIN}};
-    bool said = false;
+    bool reported = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
         take_requests(listener);
@@ -196,7 +196,7 @@ static void *listener_main(void *arg)
             eventfd_read(listener->wake_fd, &(eventfd_t){0});
         for (struct arrival *arrival; (arrival = connector_next(listener->connector, others));)
             put(listener, arrival);
-        accept_ready(listener, polls + 1, &said);
+        accept_ready(listener, polls + 1, &reported);
     }
     return NULL;
 }
@@ -218,7 +218,6 @@ static void listener_free(struct listener *listener)
     for (struct arrival *request; (request = fifo_take(&listener->requests, next));)
         arrival_destroy(request);
     listener_after_fork(listener);
-    free(listener->addresses);
     free(listener->known);
     pthread_mutex_destroy(&listener->lock);
     free(listener);
@@ -227,31 +226,24 @@ static void listener_free(struct listener *listener)
 static bool listener_start(struct listener *listener)
 {
     const struct listener_options *o = &listener->options;
-    listener->handshakes = handshake_server_create((int[]){[HANDSHAKE_TCP] = o->tcp_listener, [HANDSHAKE_LOCAL] = o->local_listener});
-    listener->connector = connector_create(&(struct connector_options){.rank = o->rank, .by_mpi = o->by_mpi, .addresses = listener->addresses});
+    const int listeners[] = {[HANDSHAKE_TCP] = o->tcp_listener, [HANDSHAKE_LOCAL] = o->local_listener};
+    listener->handshakes = handshake_server_create(listeners);
+    listener->connector = connector_create(o->rank, o->endpoints, o->proofs);
     return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
 }
 
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error)
 {
-    const size_t size = (size_t)options->size;
     struct listener *listener = calloc(1, sizeof *listener);
-    bool runs = false;
     *out = NULL;
     if (!listener)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
     listener->options = *options;
     listener->options.doorbell_fd = fcntl(options->doorbell_fd, F_DUPFD_CLOEXEC, 0);
     listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    listener->options.addresses = NULL;
     pthread_mutex_init(&listener->lock, NULL);
-    listener->addresses = malloc(size * sizeof *listener->addresses);
-    listener->known = calloc(size, sizeof *listener->known);
-    if (listener->addresses && listener->known && listener->options.doorbell_fd >= 0 && listener->wake_fd >= 0) {
-        memcpy(listener->addresses, options->addresses, size * sizeof *listener->addresses);
-        runs = listener_start(listener);
-    }
-    if (!runs) {
+    listener->known = calloc((size_t)options->size, sizeof *listener->known);
+    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener_start(listener)) {
         listener_free(listener);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory or descriptor to accept connections from %d ranks", options->size);
     }

@@ -15,8 +15,8 @@ struct listener;
 struct listener_options {
     int rank, size;
     int tcp_listener, local_listener;   // owned by the listener from now on; -1: none
-    const struct address *addresses;    // by rank; copied
-    bool by_mpi;                        // data channels use MPI, not the listener
+    const struct endpoint *endpoints;   // by rank, as are the proofs; must outlive the listener
+    const struct bhvd_proofs *proofs;
     int doorbell_fd;                    // an eventfd that reports arrivals
     // Limits for a later connection: until the other host responds; until the connection is complete.
     int connect_ms, open_ms;

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
-#include <unistd.h>
 
 // The source of an event: the link's rank, and one of its descriptors. DATA + i is data channel i.
 enum descriptor { LIVENESS, CONTROL, DATA };
@@ -128,16 +127,9 @@ bhvd_status poller_init(struct poller *poller, struct link *links, int size, int
     return status;
 }
 
-void poller_close(struct poller *poller)
-{
-    if (poller->fd >= 0)
-        close(poller->fd);
-    poller->fd = -1;
-}
-
 void poller_fini(struct poller *poller)
 {
-    poller_close(poller);
+    fd_close(&poller->fd);
     free(poller->polled);
     free(poller->blocked);
     *poller = (struct poller){.fd = -1};

@@ -25,7 +25,6 @@ struct poller {
 
 // links[rank] is unused. On BHVD_ERR_SYSTEM, with errno, nothing is left behind.
 bhvd_status poller_init(struct poller *poller, struct link *links, int size, int rank);
-void poller_close(struct poller *poller);       // in a forked child
 void poller_fini(struct poller *poller);
 
 // Must be called after each link_advance. BHVD_ERR_SYSTEM, with errno: the kernel takes no more descriptors.

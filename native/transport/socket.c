@@ -47,7 +47,8 @@ static bhvd_status address_parse(const char *host, int port, union socket_addres
         return BHVD_OK;
     out->v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     if (!host || inet_pton(AF_INET, host, &out->v4.sin_addr) != 1)
-        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is not a numeric address such as 10.0.0.1 or fd00::1", host ? host : "(null)");
+        return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is not a numeric address such as 10.0.0.1 or fd00::1",
+                         host ? host : "(null)");
     return BHVD_OK;
 }
 
@@ -133,28 +134,24 @@ bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, in
     return status;
 }
 
-bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error)
+bhvd_status socket_accept(int listen_fd, int *fd)
 {
-    for (;;) {
-        int s = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (s >= 0) {
-            set_options(s);
-            *fd = s;
-            return BHVD_OK;
-        }
+    while ((*fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) < 0) {
         const int failure = errno;
         // Without a free descriptor Linux refuses even if there is no connection to accept.
         const bool nobody_may_be_there = failure == EAGAIN || failure == EMFILE || failure == ENFILE;
-        if (nobody_may_be_there && socket_await(listen_fd, POLLIN, deadline_ns))
-            return error_set(error, BHVD_ERR_TIMEOUT, "no connection came within the time given");
+        if (nobody_may_be_there && socket_await(listen_fd, POLLIN, 0))
+            return BHVD_ERR_TIMEOUT;
         errno = failure;
         switch (failure) {
         case EBADF: case EINVAL: case ENOTSOCK: case EOPNOTSUPP: case EMFILE: case ENFILE: case ENOBUFS: case ENOMEM:
-            return error_set(error, BHVD_ERR_SYSTEM, "cannot accept a connection: %m%s", socket_remedy(errno));
+            return BHVD_ERR_SYSTEM;
         default:
             break;      // it has arrived only now, or it failed (accept(2) passes its error on): take the next
         }
     }
+    set_options(*fd);
+    return BHVD_OK;
 }
 
 // A connect to a local port where nobody listens may be assigned that very port as its own, and TCP

@@ -16,8 +16,8 @@
 // IPv4. BHVD_ERR_ARGUMENT: not a numeric address. BHVD_ERR_SYSTEM: in use or not an address of this machine, naming both.
 bhvd_status socket_listen(const char *host, int port, int last_port, int *fd, int *bound_port, struct bhvd_error *error);
 
-// BHVD_ERR_TIMEOUT: no connection; a deadline of 0 never waits. BHVD_ERR_SYSTEM: out of descriptors or memory.
-bhvd_status socket_accept(int listen_fd, int64_t deadline_ns, int *fd, struct bhvd_error *error);
+// Does not block. BHVD_ERR_TIMEOUT: no connection. BHVD_ERR_SYSTEM, with errno: out of descriptors or memory.
+bhvd_status socket_accept(int listen_fd, int *fd);
 
 // One attempt without blocking: begin; when it is writable, complete; on an error of complete the caller closes it.
 // BHVD_ERR_PEER_LOST: no route to it at the moment. BHVD_ERR_SYSTEM, with errno: refused, or no descriptor. BHVD_ERR_ARGUMENT: not

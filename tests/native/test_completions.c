@@ -4,20 +4,6 @@
 
 enum { OPERATIONS = 200 };
 
-static bhvd_handle *post(bhvd_context *ctx, const char *name, float *x)
-{
-    struct bhvd_error error;
-    const int64_t shape[] = {4};
-    const struct bhvd_tensor tensor = {.src = x, .dst = x, .shape = shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-    const struct bhvd_args args = {
-        .kind = BHVD_ALLREDUCE, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
-        .prescale_factor = 1, .postscale_factor = 1, .device = -1,
-    };
-    bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
-}
-
 static void add_while_they_end(struct job *job, int rank, bhvd_context *ctx)
 {
     (void)job, (void)rank;
@@ -27,7 +13,7 @@ static void add_while_they_end(struct job *job, int rank, bhvd_context *ctx)
     for (int i = 0; i < OPERATIONS; i++) {
         char name[32];
         snprintf(name, sizeof name, "x.%d", i);
-        bhvd_handle *handle = post(ctx, name, x[i]);
+        bhvd_handle *handle = post_sum(ctx, name, x[i], 4);
         CHECK_STATUS(bhvd_completions_add(list, handle, i), BHVD_OK);
         bhvd_handle_drop(handle);
     }
@@ -89,12 +75,12 @@ static void destroy_early(struct job *job, int rank, bhvd_context *ctx)
     static _Thread_local float x[2][4];
     struct bhvd_error error;
     bhvd_completions *list = bhvd_completions_create();
-    bhvd_handle *alone = rank ? NULL : post(ctx, "alone", x[0]);
+    bhvd_handle *alone = rank ? NULL : post_sum(ctx, "alone", x[0], 4);
     if (alone) {
         CHECK_STATUS(bhvd_completions_add(list, alone, 1), BHVD_OK);
         CHECK_STATUS(bhvd_completions_add(list, alone, 2), BHVD_ERR_ARGUMENT);
     }
-    bhvd_handle *all = post(ctx, "all", x[1]);
+    bhvd_handle *all = post_sum(ctx, "all", x[1], 4);
     CHECK_STATUS(bhvd_completions_add(list, all, 3), BHVD_OK);
     CHECK_STATUS(bhvd_wait(all, -1, &error), BHVD_OK);
     bhvd_completions_destroy(list);         // with one operation in it or in flight, and one in progress

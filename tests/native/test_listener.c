@@ -26,19 +26,6 @@ static void meet(struct job *job, int nth)
         usleep(1000);
 }
 
-static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, float *value)
-{
-    const int64_t shape = 1;
-    const struct bhvd_tensor tensor = {.src = value, .dst = value, .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-    const struct bhvd_args args = {
-        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE, .op = BHVD_OP_SUM,
-        .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1};
-    struct bhvd_error error;
-    bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
-}
-
 static struct link seen(bhvd_context *ctx, int rank)
 {
     pthread_mutex_lock(&ctx->engine_lock);
@@ -50,7 +37,7 @@ static struct link seen(bhvd_context *ctx, int rank)
 static void sum_of_ones(bhvd_context *ctx)
 {
     float value = 1;
-    finish(post(ctx, BHVD_ALLREDUCE, "ones", &value), BHVD_OK);
+    finish(post_sum(ctx, "ones", &value, 1), BHVD_OK);
     CHECK(value == RANKS);
 }
 
@@ -82,7 +69,7 @@ static bhvd_status introduce(int fd, int caller, int callee, uint32_t channel)
 
 static void opens_when_needed(struct job *job, int rank, bhvd_context *ctx)
 {
-    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    finish(post_barrier(ctx, "negotiates"), BHVD_OK);
     for (int other = 0; other < RANKS; other++) {
         const struct link link = seen(ctx, other);
         if (other == rank)
@@ -111,11 +98,11 @@ static void is_gone_when_needed(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
     float value = 1;
-    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    finish(post_barrier(ctx, "negotiates"), BHVD_OK);
     if (rank == 1)
         connections_close(&ctx->exec.connections);
     meet(job, 1);
-    bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all links", &value);
+    bhvd_handle *handle = post_sum(ctx, "over all links", &value, 1);
     CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_ERR_PEER_LOST);
     const char *own = "the other ranks go on without rank 1: ";
     const char *why = error.message + (rank == 1 ? strlen(own) : 0);
@@ -136,7 +123,7 @@ TEST(who_is_gone_when_a_link_is_opened_is_lost)
 // Connections to rank 1 fail, but no rank needs one.
 static void is_gone_when_nothing_is_to_be_sent(struct job *job, int rank, bhvd_context *ctx)
 {
-    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    finish(post_barrier(ctx, "negotiates"), BHVD_OK);
     if (rank == 1)
         connections_close(&ctx->exec.connections);
     meet(job, 1);
@@ -148,7 +135,7 @@ static void is_gone_when_nothing_is_to_be_sent(struct job *job, int rank, bhvd_c
             usleep(1000);
     }
     meet(job, 2);
-    finish(post(ctx, BHVD_BARRIER, "goes on", NULL), BHVD_OK);
+    finish(post_barrier(ctx, "goes on"), BHVD_OK);
     meet(job, 3);
 }
 
@@ -161,9 +148,9 @@ TEST(a_link_that_nobody_needs_may_fail_to_open)
 static void dies_unconnected(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
-    finish(post(ctx, BHVD_BARRIER, "negotiates", NULL), BHVD_OK);
+    finish(post_barrier(ctx, "negotiates"), BHVD_OK);
     CHECK(rank == 0 || seen(ctx, rank == 2 ? 1 : 2).state == LINK_UNCONNECTED);
-    bhvd_handle *handle = rank == 2 ? NULL : post(ctx, BHVD_BARRIER, "one does not come", NULL);
+    bhvd_handle *handle = rank == 2 ? NULL : post_barrier(ctx, "one does not come");
     meet(job, 1);
     if (rank == 2) {
         shutdown(seen(ctx, 0).control.fd, SHUT_RDWR);
@@ -203,17 +190,20 @@ TEST(streams_of_a_link_are_connected_at_the_same_time)
     struct connections c = {.rank = 1, .size = 2, .links = links, .doorbell = {.fd = eventfd(0, EFD_CLOEXEC)}};
     int fd, port;
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &fd, &port, &error), BHVD_OK);
-    const struct address addresses[2] = {{.host = "127.0.0.1", .port = port}};
+    const struct endpoint endpoints[2] = {{.host = "127.0.0.1", .port = port}};
+    const struct bhvd_proofs proofs[2] = {0};
     link_init(&links[0], 0, &c.started);
     links[0].data_channel_count = LINK_DATA_CHANNELS_MAX;
     links[0].lacks_data_channels = true;
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1,
-        .addresses = addresses, .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
+        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .endpoints = endpoints, .proofs = proofs,
+        .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
     CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
     int data_channels[LINK_DATA_CHANNELS_MAX];
-    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
-        CHECK_STATUS(socket_accept(fd, clock_deadline_ns(STRANGER_MS), &data_channels[i], &error), BHVD_OK);
+    for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++) {
+        CHECK_STATUS(socket_await(fd, POLLIN, clock_deadline_ns(STRANGER_MS)), BHVD_OK);
+        CHECK_STATUS(socket_accept(fd, &data_channels[i]), BHVD_OK);
+    }
     listener_destroy(c.listener);
     for (int i = 0; i < LINK_DATA_CHANNELS_MAX; i++)
         close(data_channels[i]);
@@ -304,18 +294,12 @@ static int entry_count(const char *path)
 static void *exchange_with_all(void *arg)
 {
     struct one_of_many *one = arg;
-    struct bhvd_error error;
     bhvd_context *ctx = create(one, MANY);
     float values[MANY] = {0};
-    const int64_t shape = MANY;
-    const struct bhvd_tensor tensor = {.src = values, .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-    const struct bhvd_args args = {.kind = BHVD_ALLTOALL, .name = "all", .tensors = &tensor, .tensor_count = 1, .device = -1};
-    bhvd_handle *handle;
     one->all->ready++;
     while (one->all->ready <= MANY)
         usleep(1000);
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    finish(handle, BHVD_OK);
+    finish(post_floats(ctx, (struct bhvd_args){.kind = BHVD_ALLTOALL, .name = "all"}, values, NULL, MANY), BHVD_OK);
     one->all->done++;
     while (one->all->done < MANY)
         usleep(1000);
@@ -353,16 +337,18 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
     const int64_t deadline_ns = clock_deadline_ns(STRANGER_MS);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &own, &own_port, &error), BHVD_OK);
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &silent, &silent_port, &error), BHVD_OK);
-    struct address addresses[3] = {{.host = "127.0.0.1", .port = silent_port}};
-    prove(1, 2, addresses[2].proofs.sent);
-    prove(2, 1, addresses[2].proofs.received);
+    const struct endpoint endpoints[3] = {{.host = "127.0.0.1", .port = silent_port}};
+    struct bhvd_proofs proofs[3] = {0};
+    prove(1, 2, proofs[2].sent);
+    prove(2, 1, proofs[2].received);
     const int before = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1,
-        .addresses = addresses, .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
+        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1, .endpoints = endpoints, .proofs = proofs,
+        .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
     const int listening = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);
-    CHECK_STATUS(socket_accept(silent, deadline_ns, &fds[0], &error), BHVD_OK);
+    CHECK_STATUS(socket_await(silent, POLLIN, deadline_ns), BHVD_OK);
+    CHECK_STATUS(socket_accept(silent, &fds[0]), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[1], NULL), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[2], NULL), BHVD_OK);
     CHECK_STATUS(introduce(fds[2], 2, 1, CHANNEL_CONTROL), BHVD_OK);
@@ -409,7 +395,7 @@ TEST(another_version_is_named_on_every_rank)
     struct many all = {0};
     struct one_of_many ranks[2];
     struct bhvd_proofs proofs[3];
-    struct endpoint_info infos[3], mine = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
+    struct endpoint infos[3], mine = {.magic = ENDPOINT_MAGIC, .protocol = 77, .version = "99.1"};
     begin(&all, ranks, 2, create_and_fail);
     CHECK_STATUS(gather(&(struct gatherer){&all.gathering, 2, 3}, &mine, sizeof mine, infos, proofs, NULL), BHVD_OK);
     end(ranks, 2);
@@ -455,7 +441,7 @@ static void expect_hang_up(int fd)
 static int rank_at(int port, const struct job *job)
 {
     int rank = 0;
-    while (((const struct endpoint_info *)(const void *)job->gathering.endpoints[rank])->port != port)
+    while (((const struct endpoint *)(const void *)job->gathering.endpoints[rank])->port != port)
         rank++;
     return rank;
 }

@@ -17,7 +17,6 @@
 
 enum { RANKS = 5, OPERATIONS = 8, LONGEST = 2 << 20, LIMIT_MS = 90000, HALF_RECEIVED = 48 << 18 };
 
-
 // Shared by the test and its ranks' processes.
 struct board {
     struct gathering gatherings[RANKS];         // by generation
@@ -146,7 +145,6 @@ static void lack_descriptors(int rank)
 TEST(every_rank_hears_that_one_has_no_descriptors)
 {
     pid_t pids[MANY - 1];
-    struct bhvd_error error;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < MANY - 1; i++) {
         if (!(pids[i] = fork_rank())) {
@@ -306,7 +304,6 @@ static void kill_one(unsigned *seed, const pid_t *pids)
 static void run_chaos(const struct chaos *kind, unsigned seed)
 {
     pid_t pids[RANKS];
-    struct bhvd_error error;
     board = shared_memory(sizeof *board);
     for (int i = 0; i < RANKS; i++)
         board->alive[i] = 1;

@@ -3,7 +3,7 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/reason.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "job.h"
 
 static _Atomic bool lacks_memory;
@@ -170,28 +170,17 @@ static void one_stalls(struct job *job, int rank, bhvd_context *ctx)
     expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, RANKS);
 }
 
-static bhvd_handle *post_sum(bhvd_context *ctx, float *values, int64_t count)
-{
-    const struct bhvd_tensor tensor = {.src = values, .dst = values, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
-    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "sum", .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
-                                   .prescale_factor = 1, .postscale_factor = 1, .device = -1};
-    struct bhvd_error error;
-    bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
-}
-
 // Rank 1 stops after it and rank 0 have requested a sum, so rank 2 leaves in the middle of it: rank 0 waits for its values.
 static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ctx)
 {
     enum { COUNT = 9000 };
     static float values[RANKS][COUNT];
     struct bhvd_error error;
-    finish(post_sum(ctx, values[rank], COUNT), BHVD_OK);
+    finish(post_sum(ctx, "sum", values[rank], COUNT), BHVD_OK);
     wait_until_ready(job, RANKS);
     while (rank == 2 && atomic_load(&job->ready) < RANKS + 2)
         usleep(1000);
-    bhvd_handle *sum = post_sum(ctx, values[rank], COUNT);
+    bhvd_handle *sum = post_sum(ctx, "sum", values[rank], COUNT);
     const int phase = rank == 2 ? OPERATION_EXECUTING : OPERATION_REQUESTED;
     for (bool is_there = false; !is_there;) {
         pthread_mutex_lock(&ctx->engine_lock);

@@ -68,15 +68,11 @@ static int peers_of(const struct job *job, int rank, int peers[2])
     return job->n > 2 ? 2 : job->n - 1;
 }
 
-static size_t size_of_values(const void *cell, size_t count) { return count * *(const size_t *)cell; }
-
 static struct codes codes_of(const struct job *job)
 {
     const uint64_t chunks = job->kind == OWNERS ? (uint64_t)job->n : 1;
-    struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell,
-                          .size = size_of_values, .arg = &job->cell};
-    const size_t longest = segments_part(&codes.cut, 0, 0).count * job->cell;
-    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n, longest,
+    struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell};
+    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n,
                      &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;

@@ -41,12 +41,10 @@ static void run_steps(struct job *job, int rank, bhvd_context *ctx)
     (void)job;
     for (int step = 0; step < STEPS; step++)
         check_step(ctx, rank, step, step % 4 != 3);
-    struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "end", .device = -1, .blocking = 1};
+    const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "end", .device = 3};
     struct bhvd_error error;
     bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    finish(handle, BHVD_OK);
-    args.device = 3;
+    finish(post_barrier(ctx, "end"), BHVD_OK);
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_ERR_ARGUMENT);
     CHECK_STR_CONTAINS(error.message, "'end' is on device 3, but was given no GPU");
 }

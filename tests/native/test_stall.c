@@ -11,12 +11,10 @@ static void impatient(int rank, struct bhvd_context_options *options)
 
 static void post_all(bhvd_context *ctx, bhvd_handle **handles)
 {
-    struct bhvd_error error;
     for (int i = 0; i < OPERATIONS; i++) {
         char name[200];
         snprintf(name, sizeof name, "%d, [%0150d]", i, i);
-        const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = name, .device = -1};
-        CHECK_STATUS(bhvd_post(ctx, &args, &handles[i], &error), BHVD_OK);
+        handles[i] = post_barrier(ctx, name);
     }
 }
 

@@ -164,17 +164,10 @@ static _Atomic int callers[RANKS];
 
 static void reduce_while_blocking(bhvd_context *ctx, int times)
 {
+    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "x", .op = BHVD_OP_MAX, .blocking = 1};
     float x = 1;
-    const int64_t count = 1;
-    const struct bhvd_tensor tensor = {.src = &x, .dst = &x, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
-    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = "x", .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_MAX,
-                                   .prescale_factor = 1, .postscale_factor = 1, .device = -1, .blocking = 1};
-    struct bhvd_error error;
-    for (int i = 0; i < times; i++) {
-        bhvd_handle *handle;
-        CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-        finish(handle, BHVD_OK);
-    }
+    for (int i = 0; i < times; i++)
+        finish(post_floats(ctx, args, &x, &x, 1), BHVD_OK);
 }
 
 // Takes the best round: on busy cores the caller may not run when a message arrives, and the progress thread reads it.
@@ -200,14 +193,9 @@ TEST(a_blocking_operation_does_not_wake_the_progress_thread) { run_job("tcp", ""
 
 // ---------------------------------------------------------------------------------------------------------- two that wait
 
-static bhvd_handle *post_barrier(bhvd_context *ctx, const char *name)
+static bhvd_handle *post_blocking(bhvd_context *ctx, const char *name)
 {
-    const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = name, .device = -1, .prescale_factor = 1, .postscale_factor = 1,
-                                   .blocking = 1};
-    struct bhvd_error error;
-    bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
+    return post_floats(ctx, (struct bhvd_args){.kind = BHVD_BARRIER, .name = name, .blocking = 1}, NULL, NULL, -1);
 }
 
 static void *wait_for_second(void *handle)
@@ -231,15 +219,15 @@ static void wait_for_two(struct job *job, int rank, bhvd_context *ctx)
         if (rank) {
             await_count(job, 2 * round + 1);
             usleep(10000);
-            finish(post_barrier(ctx, "first"), BHVD_OK);
+            finish(post_blocking(ctx, "first"), BHVD_OK);
             await_count(job, 2 * round + 2);
             usleep(2000);
-            finish(post_barrier(ctx, "second"), BHVD_OK);
+            finish(post_blocking(ctx, "second"), BHVD_OK);
             continue;
         }
         pthread_t other;
-        bhvd_handle *first = post_barrier(ctx, "first");
-        pthread_create(&other, NULL, wait_for_second, post_barrier(ctx, "second"));
+        bhvd_handle *first = post_blocking(ctx, "first");
+        pthread_create(&other, NULL, wait_for_second, post_blocking(ctx, "second"));
         atomic_fetch_add(&job->ready, 1);
         finish(first, BHVD_OK);
         const int64_t begin_ms = check_now_ms();

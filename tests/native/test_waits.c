@@ -14,21 +14,12 @@ static bool poll_and_move(bhvd_context *ctx, bool poll_sockets) { return engine_
 
 enum { WAIT_MS = 20, WAITS = 5, LATE_MS = 5000 };
 
-static bhvd_handle *post_barrier(bhvd_context *ctx)
-{
-    const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "barrier", .device = -1};
-    struct bhvd_error error;
-    bhvd_handle *handle;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
-}
-
 static void waits_for_late_ranks(struct job *job, int rank, bhvd_context *ctx)
 {
     struct bhvd_error error;
     for (int i = 0; rank && i < LATE_MS && !atomic_load(&job->ready); i++)
         usleep(1000);
-    bhvd_handle *handle = post_barrier(ctx);
+    bhvd_handle *handle = post_barrier(ctx, "barrier");
     moves_without_end = true;
     for (int i = 0; rank == 0 && i < WAITS; i++)
         CHECK_STATUS(bhvd_wait(handle, WAIT_MS, &error), BHVD_IN_PROGRESS);
@@ -41,7 +32,7 @@ static void looks_at_stalls(struct job *job, int rank, bhvd_context *ctx)
 {
     while (rank && !atomic_load(&job->ready))
         usleep(1000);
-    bhvd_handle *handle = post_barrier(ctx);
+    bhvd_handle *handle = post_barrier(ctx, "barrier");
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
         ctx->coordinator->next_stall_check_ns = 0;

@@ -58,17 +58,12 @@ static void run_kind(struct job *job, bhvd_context *ctx, int rank, int64_t count
     float *src = malloc((size_t)count * sizeof *src), *dst = calloc((size_t)count, sizeof *dst);
     for (int64_t i = 0; i < count; i++)
         src[i] = value_of(rank, i);
-    struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
     char name[64];
     snprintf(name, sizeof name, "%d.%lld.%g", job->kind, (long long)count, prescale);
-    struct bhvd_args args = {
-        .kind = job->kind, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM, .root_rank = root,
-        .prescale_factor = prescale, .postscale_factor = 1.0, .device = -1};
-    struct bhvd_error error;
-    bhvd_handle *handle;
+    const struct bhvd_args args = {
+        .kind = job->kind, .name = name, .op = BHVD_OP_SUM, .root_rank = root, .prescale_factor = prescale};
     ctx->exec.writes = (struct writes){.streamed = true, .count = 100};    // far from the next measurement of both methods
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    finish(handle, BHVD_OK);
+    finish(post_floats(ctx, args, src, dst, count), BHVD_OK);
     const float total = (float)(RANKS * (RANKS - 1) / 2);
     for (int64_t i = 0; i < count; i++) {
         const float expected = job->kind == BHVD_BROADCAST ? value_of(root, i)

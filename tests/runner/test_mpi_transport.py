@@ -78,6 +78,11 @@ def test_paths(run, path):
     assert_fine(run("mpich", "ABCD", "allreduce", BAGUA_HVD_ALLREDUCE=path), range(4))
 
 
+def test_streams(run):
+    """Their number is that of TCP connections, which MPI does not use."""
+    assert_fine(run("mpich", "AB", "facts", "allreduce", BAGUA_HVD_STREAMS="2"), range(2))
+
+
 @pytest.mark.parametrize("engine, exchange", [
     ("openmpi", "mpi"), *(pytest.param(*more, marks=pytest.mark.long) for more in [
         ("mpich", "file"), ("mpich", "mpi"), ("openmpi", "file"), ("abi", "mpi")])])

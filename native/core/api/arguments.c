@@ -199,8 +199,8 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (!args->name || strlen(args->name) > REQUEST_NAME_MAX)
         return error_set(error, BHVD_ERR_ARGUMENT, "an operation needs a name of at most %d bytes", REQUEST_NAME_MAX);
     if (ctx->awaits_state)
-        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s': this process has joined a running elastic job, and its state is not yet "
-                         "synchronized: call collectives only in a function decorated with hvd.elastic.run, and leave out "
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s': this process has joined a running elastic job, and its state is not "
+                         "yet synchronized: call collectives only in a function decorated with hvd.elastic.run, and leave out "
                          "hvd.broadcast_parameters and the like, since the state gives all ranks the same values",
                          operation_kind_word(args->kind), args->name);
     if (args->op < BHVD_OP_AVERAGE || args->op > BHVD_OP_PRODUCT)

@@ -34,8 +34,8 @@ bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
         return BHVD_ERR_ARGUMENT;
     const struct tensor *tensor = &op->coll.tensors[index];
     *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
-    if (op->coll.staging && op->coll.staging->places[index].result) {
-        out->data = op->coll.staging->places[index].result->data;
+    if (op->coll.staging && op->coll.staging->tensors[index].result) {
+        out->data = op->coll.staging->tensors[index].result->data;
         out->on_device = 1;
     }
     return BHVD_OK;

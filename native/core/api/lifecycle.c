@@ -1,7 +1,6 @@
 #include "core/api/lifecycle.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/status.h"
 #include "collective/collectives.h"
@@ -11,6 +10,7 @@
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
+#include "core/negotiation/relay.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
 #include "executor/plan.h"
@@ -96,7 +96,7 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
 
 bhvd_status context_prepare(bhvd_context *ctx)
 {
-    return coordinator_init(ctx) || relay_init(ctx, &engine_receivers) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
+    return coordinator_init(ctx) || relay_init(ctx) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,
@@ -151,7 +151,7 @@ void bhvd_context_after_fork(bhvd_context *ctx)
 {
     // The threads exist only in the parent, and one of them may have held a lock: fresh locks, and no engine.
     init_locks(ctx);
-    ctx->stalled.count = 0;
+    ctx->stalled.ranks = NULL;
     executor_after_fork(&ctx->exec);
     log_after_fork(&ctx->log);
     ctx->abandoned = true;
@@ -162,10 +162,9 @@ void bhvd_context_after_fork(bhvd_context *ctx)
     // the engine may have been growing a buffer, so pointers here may be stale.
     for (int rank = 0; rank < ctx->options.size; rank++)
         link_close(&ctx->exec.connections.links[rank]);
-    poller_close(&ctx->exec.connections.poller);
+    fd_close(&ctx->exec.connections.poller.fd);
     listener_after_fork(ctx->exec.connections.listener);
-    close(ctx->exec.connections.doorbell.fd);
-    ctx->exec.connections.doorbell.fd = -1;
+    fd_close(&ctx->exec.connections.doorbell.fd);
 }
 
 bhvd_status bhvd_context_status(bhvd_context *ctx, struct bhvd_error *error)

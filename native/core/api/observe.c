@@ -1,10 +1,11 @@
-// Public functions that read a context: counters, measurements, records, the timeline.
+// Public functions that read a context: counters, measurements, records, the timeline, process sets.
 #include <string.h>
 
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
+#include "primitive/primitive.h"
 
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)
 {
@@ -83,3 +84,23 @@ int bhvd_context_next_record(bhvd_context *ctx, int timeout_ms, struct bhvd_reco
 {
     return log_next(&ctx->log, timeout_ms, out);
 }
+
+// The properties of a set; {-1, -2, -1} if it does not exist.
+struct numbers {
+    int size, rank, hosts;              // hosts: -1 if this rank is not a member
+};
+
+static struct numbers numbers_of(bhvd_context *ctx, int id)
+{
+    struct numbers numbers = {-1, -2, -1};
+    pthread_mutex_lock(&ctx->sets_lock);
+    const struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
+    if (set)
+        numbers = (struct numbers){set->group.size, set->group.rank, set->group.rank >= 0 ? primitive_hosts(&set->group) : -1};
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return numbers;
+}
+
+int bhvd_process_set_size(bhvd_context *ctx, int id) { return numbers_of(ctx, id).size; }
+int bhvd_process_set_rank(bhvd_context *ctx, int id) { return numbers_of(ctx, id).rank; }
+int bhvd_process_set_hosts(bhvd_context *ctx, int id) { return numbers_of(ctx, id).hosts; }

@@ -16,7 +16,7 @@
 #include "core/engine/communicators.h"
 #include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "executor/plan.h"
@@ -125,8 +125,8 @@ static void engine_release(bhvd_context *ctx)
 {
     // The progress thread sleeps in poll(): from now on doorbells wake it.
     pause_set_doorbell(&ctx->exec, doorbell_asleep(ctx));
-    // It chose its descriptors before the work that is now in flight; and it may nap, without links, while another thread sleeps until
-    // its operation has ended.
+    // It chose its descriptors before the work that is now in flight; and it may nap, without links, while another thread sleeps
+    // until its operation has ended.
     const bool others_wait = atomic_load(&ctx->exec.waiting) > 1;
     bool has_work = engine_has_work(ctx) || ctx->staged.head || tasks_are_running(&ctx->exec) || others_wait;
     pthread_mutex_unlock(&ctx->engine_lock);

@@ -23,8 +23,7 @@ enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting ope
 // On rank 0: stalled ranks, as of the last check.
 struct stalled {
     pthread_mutex_t lock;                       // only the engine writes
-    struct bhvd_stalled *ranks;
-    int count;
+    struct bhvd_stalled *ranks;                 // by rank, those without operations are not stalled; NULL: none is
 };
 
 // Written by the engine, read by any thread at any time.

@@ -15,3 +15,6 @@ struct execution {
     int count;
     struct collective *colls[];  // of operations
 };
+
+// Frees one that has not begun, with its proxies, which nobody else holds.
+void execution_discard(struct execution *execution);

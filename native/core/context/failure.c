@@ -14,7 +14,8 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind)
 
 static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
-    return op->phase < OPERATION_AGREED && !(context_accepts(ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED));
+    const bool may_be_pairwise = context_accepts(ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED);
+    return op->phase < OPERATION_AGREED && !may_be_pairwise;
 }
 
 // Operations in progress, linked by `next`: all except those of the running execution, or only those that need the coordinator.
@@ -61,6 +62,14 @@ void context_close(bhvd_context *ctx, const struct bhvd_error *error)
         operation_complete_list(take_in_flight(ctx, true), error);
 }
 
+void execution_discard(struct execution *execution)
+{
+    for (int i = 0; i < execution->count; i++)
+        if (execution->colls[i]->is_proxy)
+            operation_release(operation_of(execution->colls[i]));
+    free(execution);
+}
+
 void context_abort(bhvd_context *ctx, const struct bhvd_error *error)
 {
     pthread_mutex_lock(&ctx->post_lock);
@@ -69,12 +78,7 @@ void context_abort(bhvd_context *ctx, const struct bhvd_error *error)
     pthread_mutex_unlock(&ctx->post_lock);
     log_write(ctx, error->status == BHVD_ERR_SHUTDOWN ? BHVD_LOG_DEBUG : BHVD_LOG_INFO, "no more operations are executed: %s",
               error->message);
-    for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));) {
-        for (int i = 0; i < execution->count; i++) {
-            if (execution->colls[i]->is_proxy)
-                operation_release(operation_of(execution->colls[i]));
-        }
-        free(execution);
-    }
+    for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));)
+        execution_discard(execution);
     operation_complete_list(take_in_flight(ctx, false), error);
 }

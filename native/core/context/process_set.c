@@ -101,8 +101,6 @@ void process_set_remove(struct process_set_table *table, uint32_t id)
 
 void process_set_table_fini(struct process_set_table *table)
 {
-    for (int i = 0; i < PROCESS_SET_MAX; i++) {
-        process_set_destroy(table->sets[i]);
-        table->sets[i] = NULL;
-    }
+    for (uint32_t id = 0; id < PROCESS_SET_MAX; id++)
+        process_set_remove(table, id);
 }

@@ -11,26 +11,27 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
+#include "core/message/rank_set.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 
 enum { LINE_BYTES = 1024 };
 
-struct stalled_rank {
-    struct bhvd_stalled missing;
-    bool over_limit;                    // an operation has waited for it longer than the shutdown time
-};
-
 struct stall {
     int64_t now_ns, warning_ns, shutdown_ns;
-    bool warn, first, shut_down;         // first: an operation without an earlier warning
-    struct stalled_rank *ranks;         // by global rank
+    bool warn, first, shut_down;        // first: an operation without an earlier warning
+    struct bhvd_stalled *ranks;         // by global rank
+    struct rank_set over_limit;         // an operation has waited for them longer than the shutdown time
+    bool any;                           // of the ranks is missing somewhere
 };
 
-static void note_missing(struct stalled_rank *stalled, const struct pending *pending, bool over_limit)
+static void add_missing(struct stall *stall, int rank, const struct pending *pending, bool over_limit)
 {
-    struct bhvd_stalled *missing = &stalled->missing;
-    stalled->over_limit |= over_limit;
+    struct bhvd_stalled *missing = &stall->ranks[rank];
+    stall->any = true;
+    if (over_limit)
+        rank_set_add(&stall->over_limit, rank);
+    missing->rank = rank;
     if (missing->operations < BHVD_STALLED_NAMES)
         snprintf(missing->names[missing->operations], sizeof missing->names[0], "%.*s", (int)pending->key.name_size,
                  pending->key.name);
@@ -65,7 +66,7 @@ static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *st
         if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
             continue;
         if (!pending->requests[i] && !ctx->coordinator->requesters[set->group.ranks[i]].joined)
-            note_missing(&stall->ranks[set->group.ranks[i]], pending, over_limit);
+            add_missing(stall, set->group.ranks[i], pending, over_limit);
     }
 }
 
@@ -105,15 +106,14 @@ static void log_report(bhvd_context *ctx, const struct stall *stall)
                  "trying to submit different tensors or that only subset of ranks is submitting tensors, which will cause "
                  "deadlock.\nMissing ranks:", (long long)(stall->warning_ns / 1000000000));
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct stalled_rank *stalled = &stall->ranks[rank];
-        if (!stalled->missing.operations)
+        if (!stall->ranks[rank].operations)
             continue;
-        add(&report, "\n%d%s: [", rank, stalled->over_limit ? "!" : "");
-        add_names(&report, &stalled->missing);
+        add(&report, "\n%d%s: [", rank, rank_set_has(&stall->over_limit, rank) ? "!" : "");
+        add_names(&report, &stall->ranks[rank]);
         add(&report, "]");
     }
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (stall->ranks[rank].missing.operations)
+        if (stall->ranks[rank].operations)
             add_seen(&report, rank, &ctx->coordinator->requesters[rank], stall->now_ns);
     }
     if (!report.failed)
@@ -141,7 +141,7 @@ bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_r
 static void notify_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {
-        const struct bhvd_stalled *missing = &stall->ranks[rank].missing;
+        const struct bhvd_stalled *missing = &stall->ranks[rank];
         struct bytes text = {0};
         add_names(&text, missing);
         if (missing->operations && rank == COORDINATOR)
@@ -153,33 +153,23 @@ static void notify_missing(bhvd_context *ctx, const struct stall *stall)
 }
 
 // Keeps them for bhvd_context_stalled.
-static void keep(bhvd_context *ctx, const struct stalled_rank *all)
+static void keep(bhvd_context *ctx, const struct stall *stall)
 {
-    struct bhvd_stalled *ranks = NULL, *before = ctx->stalled.ranks;
-    int count = 0, kept = 0;
-    for (int rank = 0; rank < ctx->options.size; rank++)
-        count += all[rank].missing.operations > 0;
-    if (count)
-        ranks = malloc((size_t)count * sizeof *ranks);
-    for (int rank = 0; ranks && rank < ctx->options.size; rank++) {
-        if (all[rank].missing.operations) {
-            ranks[kept] = all[rank].missing;
-            ranks[kept++].rank = rank;
-        }
-    }
+    struct bhvd_stalled *before = ctx->stalled.ranks;
     pthread_mutex_lock(&ctx->stalled.lock);
-    ctx->stalled.ranks = ranks;
-    ctx->stalled.count = kept;
+    ctx->stalled.ranks = stall->any ? stall->ranks : NULL;
     pthread_mutex_unlock(&ctx->stalled.lock);
     free(before);
 }
 
 int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity)
 {
+    int count = 0;
     pthread_mutex_lock(&ctx->stalled.lock);
-    int count = ctx->stalled.count < capacity ? ctx->stalled.count : capacity;
-    if (count)
-        memcpy(out, ctx->stalled.ranks, (size_t)count * sizeof *out);
+    const struct bhvd_stalled *ranks = ctx->stalled.ranks;
+    for (int rank = 0; ranks && rank < ctx->options.size && count < capacity; rank++)
+        if (ranks[rank].operations)
+            out[count++] = ranks[rank];
     pthread_mutex_unlock(&ctx->stalled.lock);
     return count;
 }
@@ -189,9 +179,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
     char ranks[128] = "";
     size_t used = 0;
     int stalled = 0, last = -1;
-    for (int rank = 0; rank < ctx->options.size; rank++) {
-        if (!stall->ranks[rank].over_limit)
-            continue;
+    for (int rank = rank_set_next(&stall->over_limit, 0); rank >= 0; rank = rank_set_next(&stall->over_limit, rank + 1)) {
         stalled++;
         last = rank;
         if (used < sizeof ranks)
@@ -212,7 +200,7 @@ void stall_check(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
     if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->exec.failure.status ||
-        (c->pending.count == 0 && ctx->stalled.count == 0))
+        (c->pending.count == 0 && !ctx->stalled.ranks))
         return;
     int64_t now_ns = clock_now_ns();
     if (now_ns < c->next_stall_check_ns)
@@ -224,11 +212,13 @@ void stall_check(bhvd_context *ctx)
         .shutdown_ns = clock_ms_ns(ctx->options.stall_shutdown_ms),
         .ranks = calloc((size_t)ctx->options.size, sizeof *stall.ranks),
     };
-    if (!stall.ranks)
+    if (!stall.ranks || !rank_set_init(&stall.over_limit, ctx->options.size)) {
+        free(stall.ranks);
         return;
+    }
     for (struct pending *pending = NULL; (pending = pending_next(&c->pending, pending));)
         look_at(ctx, pending, &stall);
-    keep(ctx, stall.ranks);
+    keep(ctx, &stall);
     if (stall.warn || stall.shut_down) {
         log_report(ctx, &stall);
         if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end
@@ -236,5 +226,7 @@ void stall_check(bhvd_context *ctx)
     }
     if (stall.shut_down)
         shut_down(ctx, &stall);
-    free(stall.ranks);
+    rank_set_fini(&stall.over_limit);
+    if (!stall.any)
+        free(stall.ranks);
 }

@@ -221,8 +221,8 @@ static bhvd_status compare_shapes(const struct comparison *of)
             char a_shape[200], b_shape[200];
             request_format_shape(a_shape, sizeof a_shape, a);
             request_format_shape(b_shape, sizeof b_shape, b);
-            return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent a tensor of "
-                            "shape %s.", kind, a_shape, b_shape);
+            return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor of shape %s, but another rank sent a tensor "
+                            "of shape %s.", kind, a_shape, b_shape);
         }
         if (a->ndim != b->ndim)
             return mismatch(of, "Mismatched %s tensor shapes: One rank sent a tensor of rank %d, but another rank sent a tensor of "
@@ -262,14 +262,15 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
         return status;
     if (differ(one->prescale_factor, other->prescale_factor) || differ(one->postscale_factor, other->postscale_factor))
         return mismatch(&of, "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another rank sent "
-                        "factors (%g, %g).", one->prescale_factor, one->postscale_factor, other->prescale_factor, other->postscale_factor);
+                        "factors (%g, %g).", one->prescale_factor, one->postscale_factor, other->prescale_factor,
+                        other->postscale_factor);
     if (one->op != other->op)
-        return mismatch(&of, "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent reduction op %d.",
-                        one->op, other->op);
+        return mismatch(&of, "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent reduction op "
+                        "%d.", one->op, other->op);
     if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) || one->exchange != other->exchange)
-        return mismatch(&of, "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank sent codec "
-                        "%d with parameter %g and exchange %d.", one->codec, one->codec_parameter, one->exchange, other->codec,
-                        other->codec_parameter, other->exchange);
+        return mismatch(&of, "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank sent "
+                        "codec %d with parameter %g and exchange %d.", one->codec, one->codec_parameter, one->exchange,
+                        other->codec, other->codec_parameter, other->exchange);
     if (one->hierarchical != other->hierarchical)
         return mismatch(&of, "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one.", kind);
     if (one->topology != other->topology || one->round != other->round)
@@ -285,7 +286,7 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
         return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %" PRId64
                         ", but another rank specified root rank %" PRId64 ".", kind, one->root_rank, other->root_rank);
     if ((one->device < 0) != (other->device < 0))
-        return mismatch(&of, "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank specified device "
-                        "%s.", kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU");
+        return mismatch(&of, "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank specified "
+                        "device %s.", kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU");
     return BHVD_OK;
 }

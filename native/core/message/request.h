@@ -1,8 +1,8 @@
 // A request: a rank's description of a posted operation for the coordinator. Wire format, all bounds checked:
 //
 //     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, f64 codec parameter, u8 exchange,
-//     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale, u32 tensors, for each: u8 dtype,
-//     u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
+//     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale,
+//     u32 tensors, for each: u8 dtype, u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
 #pragma once
 
 #include <stdint.h>

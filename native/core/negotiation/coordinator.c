@@ -78,7 +78,8 @@ static bool can_never_be(const bhvd_context *ctx, const struct pending *pending,
 static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
 {
     struct bhvd_error error;
-    return pending->is_revoked && can_never_be(ctx, pending, set) && pending_check(pending, set, ctx->coordinator->last_joined, &error);
+    return pending->is_revoked && can_never_be(ctx, pending, set) &&
+           pending_check(pending, set, ctx->coordinator->last_joined, &error);
 }
 
 // After a rank has joined: some operations may be complete now, or can never be.
@@ -150,7 +151,7 @@ static bhvd_status keep_deferred_request(struct coordinator *c, int rank, struct
     return BHVD_OK;
 }
 
-static void note_request(struct requester *requester, struct request *request)
+static void count_request(struct requester *requester, struct request *request)
 {
     request_retain(request);
     request_release(requester->last);
@@ -159,7 +160,7 @@ static void note_request(struct requester *requester, struct request *request)
 }
 
 // Counts `pending` for the rank that requested it last.
-static void note_last(struct requester *requester, const struct pending *pending)
+static void count_last(struct requester *requester, const struct pending *pending)
 {
     if (pending->size < 2)
         return;
@@ -173,7 +174,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
-    note_request(&c->requesters[rank], request);
+    count_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
     if (coordinator_any_left(ctx, set, &error))
@@ -204,7 +205,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     pending->ready_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
-        note_last(&c->requesters[rank], pending);
+        count_last(&c->requesters[rank], pending);
         fuse_enqueue(c, pending);
     }
     pending->requested_ns = c->requesters[rank].at_ns;

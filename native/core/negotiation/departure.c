@@ -24,8 +24,8 @@ bhvd_status departure_begin(bhvd_context *ctx)
 bool departure_is_free(bhvd_context *ctx)
 {
     const struct relay *relay = ctx->relay;
-    // After a failure, or the coordinator's goodbye, nothing is answered or relayed; its own goodbye says so for all ranks.
-    if (relay->parent < 0 || ctx->exec.failure.status || ctx->closing.status)
+    // After a failure, or the coordinator's goodbye, nothing gets a response or is relayed; its own goodbye says so for all ranks.
+    if (relay->tree.parent < 0 || ctx->exec.failure.status || ctx->closing.status)
         return true;
     for (int i = 0; i < relay->tree.child_count; i++) {
         if (ctx->exec.connections.links[relay->tree.children[i].rank].state == LINK_OPEN)
@@ -105,9 +105,10 @@ static bhvd_status close_all(bhvd_context *ctx, struct bytes_reader reason)
 static bhvd_status on_coordinators_goodbye(bhvd_context *ctx, struct bytes_reader reason)
 {
     struct relay *relay = ctx->relay;
-    if (relay->parent == COORDINATOR)
+    const int heartbeat_ms = ctx->options.heartbeat_timeout_ms;
+    if (relay->tree.parent == COORDINATOR)
         return close_all(ctx, reason);
-    relay->closing_by_ns = clock_deadline_ns(ctx->options.heartbeat_timeout_ms > 0 ? ctx->options.heartbeat_timeout_ms : ctx->options.timeout_ms);
+    relay->closing_by_ns = clock_deadline_ns(heartbeat_ms > 0 ? heartbeat_ms : ctx->options.timeout_ms);
     relay->last_words.size = 0;
     bytes_put(&relay->last_words, reason.at, (size_t)(reason.end - reason.at));
     return relay->last_words.failed ? BHVD_ERR_SYSTEM : BHVD_OK;
@@ -116,7 +117,7 @@ static bhvd_status on_coordinators_goodbye(bhvd_context *ctx, struct bytes_reade
 bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
 {
     const struct relay *relay = ctx->relay;
-    if (link->rank != relay->parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
+    if (link->rank != relay->tree.parent || link->rank == COORDINATOR || ctx->options.rank == COORDINATOR)
         return BHVD_ERR_PROTOCOL;
     return close_all(ctx, reason);
 }
@@ -125,7 +126,7 @@ bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct by
 static bhvd_status on_members_goodbye(bhvd_context *ctx, const struct link *link)
 {
     const struct relay *relay = ctx->relay;
-    if (link->rank != relay->parent || ctx->closing.status)
+    if (link->rank != relay->tree.parent || ctx->closing.status)
         return BHVD_OK;
     if (relay->closing_by_ns)
         return close_all(ctx, bytes_read(&relay->last_words));

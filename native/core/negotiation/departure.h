@@ -1,5 +1,5 @@
 // How ranks leave without losing responses: a rank that is done or has failed, the coordinator, and relays. A rank stays
-// until the coordinator has answered or refused all its requests, a relay also until its children have left. When the
+// until the coordinator has responded to all its requests, a relay also until its children have left. When the
 // coordinator leaves, its CLOSING reaches each rank of a tree after all its responses. Engine only.
 #pragma once
 

@@ -163,7 +163,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
 // operations being over; Adasum's messages are as long as its tensors.
 static bool is_alone(const struct request *request)
 {
-    return request->kind == BHVD_BARRIER || request->kind == BHVD_PROCESS_SET_ADD || request->kind == BHVD_PROCESS_SET_REMOVE || request->op == BHVD_OP_ADASUM;
+    return request->kind == BHVD_BARRIER || request->kind >= BHVD_PROCESS_SET_ADD || request->op == BHVD_OP_ADASUM;
 }
 
 bhvd_status fuse_respond(bhvd_context *ctx)

@@ -248,11 +248,11 @@ static bool add_to_execution(struct execution *execution, struct bhvd_operation 
 // Reads the items of `count` operations.
 static bhvd_status on_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t count, struct execution *execution)
 {
-    for (uint32_t said; count; count -= said) {
+    for (uint32_t covered; count; count -= covered) {
         struct bhvd_operation *op = NULL;
         const uint8_t tag = bytes_take_u8(r);
         bhvd_status status = BHVD_OK;
-        said = 1;
+        covered = 1;
         if (tag == ITEM_INLINE) {
             const struct inline_payload item = inline_payload_take(r);
             op = take_cached(ctx, item.id);
@@ -263,9 +263,9 @@ static bhvd_status on_items(bhvd_context *ctx, struct bytes_reader *r, uint32_t 
             status = r->failed ? BHVD_ERR_PROTOCOL : op ? pairwise_begin(ctx, op, id, &execution->network) : BHVD_OK;
         } else if (tag == ITEM_CACHED) {
             const struct id_range range = id_range_take(r);
-            said = range.count;
-            bool fits = !r->failed && said <= count;
-            for (uint32_t i = 0; fits && i < said; i++)
+            covered = range.count;
+            bool fits = !r->failed && covered <= count;
+            for (uint32_t i = 0; fits && i < covered; i++)
                 fits = add_to_execution(execution, take_cached(ctx, range.id + i));
             status = fits ? BHVD_OK : BHVD_ERR_PROTOCOL;
         } else {
@@ -299,14 +299,9 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
     *execution = (struct execution){.number = number, .after = number - window, .network = {alpha_ns, beta_ps},
                                      .process_set = process_set};
     bhvd_status status = on_items(ctx, &r, count, execution);
-    if (status || execution->count == 0) {
-        for (int i = 0; i < execution->count; i++) {
-            if (execution->colls[i]->is_proxy)
-                operation_release(operation_of(execution->colls[i]));    // nobody else holds it
-        }
-        free(execution);
-        return status;
-    }
-    fifo_put(&ctx->executions, execution, next);
-    return BHVD_OK;
+    if (status || execution->count == 0)
+        execution_discard(execution);
+    else
+        fifo_put(&ctx->executions, execution, next);
+    return status;
 }

@@ -354,7 +354,7 @@ void pairwise_leave(bhvd_context *ctx)
 {
     for (struct pairwise_entry *entry = ctx->pairwise->waiting; entry; entry = entry->next_waiting) {
         if (!entry->is_last)
-            revoke_entry(ctx, entry, ctx->options.rank);        // again, if it has another reason: only this one is answered
+            revoke_entry(ctx, entry, ctx->options.rank);        // again, if it has another reason: only to this one they respond
         entry->is_last = true;
     }
 }

@@ -12,7 +12,7 @@
 // -1: none) to its neighbors. A neighbor that waits for a later number revokes too, and requests it from the coordinator; if it
 // had promised that number, it now sends a lower one. The coordinator compares requests of revoking ranks at once, because the
 // other ranks may never send theirs. A neighbor that has started a later number fails the job: a rank left, or the program is
-// wrong. A leaving rank waits for the last number that it has promised: a neighbor that has not posted it answers with REVOKE.
+// wrong. A leaving rank waits for the last number that it has promised: a neighbor that has not posted it responds with REVOKE.
 // Thread: holder of engine_lock.
 #pragma once
 
@@ -60,8 +60,8 @@ bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes
 bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends operations that wait for it.
 void pairwise_on_goodbye(bhvd_context *ctx, int rank);
-// This rank leaves: waiting operations are its last. Each neighbor sends READY for them, answers with REVOKE, or says goodbye. Call
-// it until none waits.
+// This rank leaves: waiting operations are its last. Each neighbor sends READY for them, responds with REVOKE, or says goodbye.
+// Call it until none waits.
 void pairwise_leave(bhvd_context *ctx);
 // Revokes those of a process set that is being removed. A waiting operation still starts when its neighbors have posted it, since
 // one of them may have started it already.

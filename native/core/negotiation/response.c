@@ -48,21 +48,14 @@ void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count,
     bytes_put_u32(out, count);
 }
 
-static bhvd_status no_memory(bhvd_context *ctx)
-{
-    return executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to respond to an operation");
-}
-
 bhvd_status response_send(bhvd_context *ctx, const struct process_set *set)
 {
-    const struct bytes *out = &ctx->coordinator->out;
-    return out->failed ? no_memory(ctx) : relay_send_to_set(ctx, set, FRAME_RESPONSE, out);
+    return relay_send_to_set(ctx, set, FRAME_RESPONSE, &ctx->coordinator->out);
 }
 
 bhvd_status response_send_to(bhvd_context *ctx, int rank)
 {
-    const struct bytes *out = &ctx->coordinator->out;
-    return out->failed ? no_memory(ctx) : relay_send_to(ctx, rank, FRAME_RESPONSE, out);
+    return relay_send_to(ctx, rank, FRAME_RESPONSE, &ctx->coordinator->out);
 }
 
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error)

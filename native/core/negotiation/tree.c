@@ -72,19 +72,19 @@ static bhvd_status add_child(struct tree *tree, int rank, int size)
 
 bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout)
 {
-    tree->parents = malloc((size_t)size * sizeof *tree->parents);
+    int *parents = malloc((size_t)size * sizeof *parents);
     tree->towards = malloc((size_t)size * sizeof *tree->towards);
-    if (!tree->parents || !tree->towards || !tree_parents(host_of, size, fanout, tree->parents))
-        return BHVD_ERR_SYSTEM;
-    for (int other = 0; other < size; other++) {            // a parent comes before its children
-        const int parent = tree->parents[other];
+    bool there = parents && tree->towards && tree_parents(host_of, size, fanout, parents);
+    for (int other = 0; other < size && there; other++) {   // a parent comes before its children
+        const int parent = parents[other];
         tree->towards[other] = other == rank || parent < 0 ? -1 : parent == rank ? tree->child_count : tree->towards[parent];
-        if (other != rank && parent == rank && add_child(tree, other, size))
-            return BHVD_ERR_SYSTEM;
-        if (tree->towards[other] >= 0)
+        there = parent != rank || !add_child(tree, other, size);
+        if (there && tree->towards[other] >= 0)
             rank_set_add(&tree->children[tree->towards[other]].below, other);
     }
-    return BHVD_OK;
+    tree->parent = there ? parents[rank] : -1;
+    free(parents);
+    return there ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 void tree_fini(struct tree *tree)
@@ -94,7 +94,6 @@ void tree_fini(struct tree *tree)
         bytes_fini(&tree->children[i].out);
     }
     free(tree->children);
-    free(tree->parents);
     free(tree->towards);
     *tree = (struct tree){0};
 }

@@ -20,7 +20,7 @@ struct tree_child {
 };
 
 struct tree {
-    int *parents;                       // by rank; -1: the root has none
+    int parent;                         // -1: the root has none
     int *towards;                       // by rank: the index of the child that is, or relays for, that rank; -1: not below
     struct tree_child *children;
     int child_count;

@@ -11,7 +11,7 @@
 enum { RECORDS_MAX = 256, LINE_BYTES = 2048 };
 
 struct log_record {
-    struct bhvd_record said;            // must be first: callers get a pointer to it
+    struct bhvd_record public;          // must be first: callers get a pointer to it
     struct log_record *next;
     char text[];
 };
@@ -29,11 +29,11 @@ void log_after_fork(struct log *log)
 {
     log_init(log);
     log->records.head = NULL;
-    log->kept = log->lost = 0;
+    log->kept = log->dropped = 0;
     log->closed = true;
 }
 
-static void tell(struct log *log)
+static void wake_readers(struct log *log)
 {
     atomic_fetch_add(&log->changes, 1);
     futex_wake_all(&log->changes);
@@ -44,14 +44,14 @@ void log_close(struct log *log)
     pthread_mutex_lock(&log->lock);
     log->closed = true;
     pthread_mutex_unlock(&log->lock);
-    tell(log);
+    wake_readers(log);
 }
 
 static struct log_record *record_of(bhvd_log_level level, const char *file, int line, const void *text, size_t size)
 {
     struct log_record *record = malloc(sizeof *record + size + 1);
     if (record) {
-        *record = (struct log_record){.said = {.level = level, .line = line, .file = file, .text = record->text}};
+        *record = (struct log_record){.public = {.level = level, .line = line, .file = file, .text = record->text}};
         memcpy(record->text, text, size);
         record->text[size] = '\0';
     }
@@ -67,12 +67,12 @@ void log_put(struct log *log, bhvd_log_level level, const char *file, int line, 
         fifo_put(&log->records, record, next);
         log->kept++;
     } else {
-        log->lost++;
+        log->dropped++;
     }
     pthread_mutex_unlock(&log->lock);
     if (!keep)
         free(record);
-    tell(log);
+    wake_readers(log);
 }
 
 void log_put_format(struct log *log, bhvd_log_level level, const char *file, int line, const char *format, ...)
@@ -86,10 +86,10 @@ void log_put_format(struct log *log, bhvd_log_level level, const char *file, int
 }
 
 // Reports dropped records. Bypasses the queue, which may be full again.
-static struct log_record *note_lost(int lost)
+static struct log_record *dropped_record(int dropped)
 {
     char text[100];
-    int size = snprintf(text, sizeof text, "%d records before this one were dropped: the queue was full", lost);
+    int size = snprintf(text, sizeof text, "%d records before this one were dropped: the queue was full", dropped);
     return record_of(BHVD_LOG_WARNING, __FILE__, __LINE__, text, (size_t)size);
 }
 
@@ -101,9 +101,9 @@ static struct log_record *take(struct log *log, bool *closed)
     *closed = log->closed;
     if (record) {
         log->kept--;
-    } else if (log->lost) {
-        record = note_lost(log->lost);
-        log->lost = record ? 0 : log->lost;
+    } else if (log->dropped) {
+        record = dropped_record(log->dropped);
+        log->dropped = record ? 0 : log->dropped;
     }
     pthread_mutex_unlock(&log->lock);
     return record;
@@ -116,7 +116,7 @@ int log_next(struct log *log, int timeout_ms, struct bhvd_record **out)
         uint32_t changes = atomic_load(&log->changes);
         bool closed;
         struct log_record *record = take(log, &closed);
-        *out = record ? &record->said : NULL;
+        *out = record ? &record->public : NULL;
         if (record)
             return 1;
         if (closed)

@@ -16,7 +16,7 @@ struct log_record;
 struct log {
     pthread_mutex_t lock;
     struct FIFO(struct log_record) records;
-    int kept, lost;                     // queued; dropped: the queue was full, or there was no memory
+    int kept, dropped;                  // queued; dropped: the queue was full, or there was no memory
     bool closed;
     _Atomic uint32_t changes;           // futex for threads that wait for a record
 };

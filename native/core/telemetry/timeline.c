@@ -99,7 +99,12 @@ static struct timestamp now_us(const struct timeline *t)
 static size_t utf8_size(const char *text, size_t left)
 {
     const unsigned char first = (unsigned char)text[0];
-    const size_t size = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : (first & 0xf0) == 0xe0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+    const size_t size = first < 0x80   ? 1
+                        : first < 0xc2 ? 0
+                        : first < 0xe0 ? 2
+                        : first < 0xf0 ? 3
+                        : first < 0xf5 ? 4
+                                       : 0;
     if (size > left)
         return 0;
     for (size_t i = 1; i < size; i++)
@@ -197,8 +202,8 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
     }
     request_release(request);
-    add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t).text, pid_of(t, key),
-              dtype, shape, failed ? ",\"error\":true" : "");
+    add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t).text,
+              pid_of(t, key), dtype, shape, failed ? ",\"error\":true" : "");
 }
 
 void timeline_cycle(struct timeline *t)
