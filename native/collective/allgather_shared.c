@@ -45,17 +45,17 @@ static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
 void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
                      const struct span_list *dst, const size_t *part)
 {
-    size_t longest = 0, total = 0, my_place = 0;
+    size_t longest = 0, total = 0, offset = 0;
     for (int i = 0; i < group->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
-        my_place += i < group->rank ? part[i] : 0;
+        offset += i < group->rank ? part[i] : 0;
         total += part[i];
     }
     g->src = src;
     g->dst = dst;
     g->part = part;
     g->copy = shared_copy(exec, total);
-    put(g->copy, dst, my_place, src, part[group->rank]);
+    put(g->copy, dst, offset, src, part[group->rank]);
     executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
     pipeline_begin(&g->pipeline, group, slot, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
 }

@@ -20,7 +20,7 @@ static inline bool allreduce_is_over_links(enum allreduce_path path)
 // "" or NULL: the engine chooses. BHVD_ERR_ARGUMENT for an unknown name; the message lists the known ones.
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
 
-// In offset on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
+// In place on the vector that the spans make up: dst = postscale * reduce over ranks (prescale * src).
 bhvd_status allreduce_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
                              const struct span_list *list);
 // Plans the cheapest of the three over links, or the one in exec->allreduce_path. The list must live as long as the plan's task.
@@ -33,7 +33,7 @@ void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, con
 // vector work on it, and distributes the result within each host.
 struct inter_host_stage;
 
-// Plans the work of a shard's owners, in offset; may plan nothing. begin: the shard's offset in the vector, in bytes.
+// Plans the work of a shard's owners, in place; may plan nothing. begin: the shard's offset in the vector, in bytes.
 // BHVD_ERR_SYSTEM: the executor has failed.
 typedef bhvd_status (*inter_host_fn)(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
                                      const struct inter_host_stage *stage, struct plan *plan);

@@ -121,7 +121,7 @@ bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, 
     staging->count = coll->tensor_count;
     for (size_t t = 0; t < coll->tensor_count; t++)
         staging->tensors[t] = (struct staged_tensor){args->tensors[t].src, args->tensors[t].dst,
-                                                    args->tensors[t].dst_on_host != 0, NULL};
+                                                     args->tensors[t].dst_on_host != 0, NULL};
     int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
     if (code) {
         free(staging);

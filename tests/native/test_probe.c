@@ -19,6 +19,7 @@ static void connect_pair(int fds[2])
     CHECK_STATUS(socket_connect_begin("127.0.0.1", port, SOCKET_UNSPACED, &fds[0], &error), BHVD_OK);
     CHECK_STATUS(socket_await(fds[0], POLLOUT, clock_deadline_ns(LIMIT_MS)), BHVD_OK);
     CHECK_STATUS(socket_connect_complete(fds[0], "127.0.0.1", port, &error), BHVD_OK);
+    CHECK_STATUS(socket_await(listener, POLLIN, clock_deadline_ns(LIMIT_MS)), BHVD_OK);
     CHECK_STATUS(socket_accept(listener, &fds[1]), BHVD_OK);
     close(listener);
 }

@@ -44,7 +44,7 @@ static void run_steps(struct job *job, int rank, bhvd_context *ctx)
     const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "end", .device = 3};
     struct bhvd_error error;
     bhvd_handle *handle;
-    finish(post_barrier(ctx, "end"), BHVD_OK);
+    finish(post_floats(ctx, (struct bhvd_args){.kind = BHVD_BARRIER, .name = "end", .blocking = 1}, NULL, NULL, -1), BHVD_OK);
     CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_ERR_ARGUMENT);
     CHECK_STR_CONTAINS(error.message, "'end' is on device 3, but was given no GPU");
 }

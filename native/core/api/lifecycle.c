@@ -10,7 +10,6 @@
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/relay.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
 #include "executor/plan.h"
@@ -96,7 +95,7 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
 
 bhvd_status context_prepare(bhvd_context *ctx)
 {
-    return coordinator_init(ctx) || relay_init(ctx) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
+    return coordinator_init(ctx) || relay_init(ctx, &engine_receivers) || heartbeat_init(ctx) ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 bhvd_status bhvd_context_create(const struct bhvd_context_options *options, bhvd_context **out,

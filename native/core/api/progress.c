@@ -16,7 +16,7 @@
 #include "core/engine/communicators.h"
 #include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "executor/plan.h"

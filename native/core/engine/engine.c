@@ -13,7 +13,6 @@
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
-#include "core/negotiation/relay.h"
 #include "gpu/staging.h"
 #include "executor/pause.h"
 #include "executor/plan.h"
@@ -234,6 +233,15 @@ bool engine_poll(bhvd_context *ctx, bool poll_sockets)
 }
 
 // -------------------------------------------------------------------------------------------------------------- frames
+
+static bhvd_status on_down(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload)
+{
+    return type == FRAME_RESPONSE     ? member_on_response(ctx, payload)
+           : type == FRAME_CACHE_MISS ? member_on_cache_miss(ctx, payload)
+                                      : BHVD_ERR_PROTOCOL;
+}
+
+const struct relay_receivers engine_receivers = {.up = coordinator_on_requests, .down = on_down};
 
 // Frames of the negotiation.
 static bhvd_status on_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)

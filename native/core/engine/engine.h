@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/context/context.h"
+#include "core/negotiation/relay.h"
 
 // Polls everything once, and regularly checks timers. True if something moved. Never blocks, executes nothing.
 bool engine_poll(bhvd_context *ctx, bool poll_sockets);
@@ -13,6 +14,8 @@ void engine_check_timers(bhvd_context *ctx);
 
 // The executor's callbacks.
 extern const struct executor_callbacks engine_callbacks;
+// Receivers of relayed frames: requests for the coordinator, responses for members.
+extern const struct relay_receivers engine_receivers;
 
 // Is there an execution that may start now, because the ones that must end before it are over?
 bool engine_has_next(const bhvd_context *ctx);

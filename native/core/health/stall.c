@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -22,7 +21,7 @@ struct stall {
     bool warn, first, shut_down;        // first: an operation without an earlier warning
     struct bhvd_stalled *ranks;         // by global rank
     struct rank_set over_limit;         // an operation has waited for them longer than the shutdown time
-    bool any;                           // of the ranks is missing somewhere
+    bool any;                           // a rank is missing somewhere
 };
 
 static void add_missing(struct stall *stall, int rank, const struct pending *pending, bool over_limit)

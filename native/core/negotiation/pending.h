@@ -9,7 +9,7 @@ struct lru_entry;
 
 struct pending {
     struct table_node by_name;
-    struct pending *next_ready;                 // coordinator.h
+    struct pending *next_ready;                 // coordinator_state.h
     struct pending *next_fused, **fused_tail;   // the fusion group after it; in its first: the end of that list,
     size_t fused_nbytes;                        // total size of the group,
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,

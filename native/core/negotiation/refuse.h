@@ -1,7 +1,7 @@
 // Operations that cannot be done: their members get an error as response.
 #pragma once
 
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 
 // Refuses a ready operation with this error.
 bhvd_status refuse_operation(bhvd_context *ctx, const struct process_set *set, struct pending *pending,

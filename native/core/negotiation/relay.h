@@ -16,7 +16,14 @@
 #include "core/context/process_set.h"
 #include "core/negotiation/tree.h"
 
+// The final receivers: at the coordinator, of requests from each of these ranks (ascending); of frames to this rank.
+struct relay_receivers {
+    bhvd_status (*up)(bhvd_context *ctx, const int *ranks, int count, struct bytes_reader items);
+    bhvd_status (*down)(bhvd_context *ctx, enum frame_type type, struct bytes_reader payload);
+};
+
 struct relay {
+    const struct relay_receivers *receivers;
     struct tree tree;
     struct bundle bundle;               // requests of this rank and the ranks below, not yet sent
     struct rank_set myself, subtree;    // subtree: this rank and all below, the only valid receivers of DOWN items
@@ -26,7 +33,7 @@ struct relay {
     struct bytes last_words;            // the coordinator's reason
 };
 
-bhvd_status relay_init(bhvd_context *ctx);
+bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);
 void relay_fini(bhvd_context *ctx);
 
 // Sends a frame of the negotiation to a rank, unless the rank has left.

@@ -2,7 +2,7 @@
 // to all or to one. Members read them in member.c.
 #pragma once
 
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 
 // Begins a response for `count` operations of `nbytes` in total, in c->out. alone: no other execution may be concurrent.
 void response_begin(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone);
