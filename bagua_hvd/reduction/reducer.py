@@ -499,8 +499,8 @@ class Reducer:
             if self._late is not None:
                 self.arrive()
             self._post_rest()
+            window.sent = True
             if self.model.delay:
-                window.sent = True
                 self._late = DelayedWindow(window, self._byte_counter)
         except Exception as error:
             self._window.failure = error        # not `window`, after a reset()

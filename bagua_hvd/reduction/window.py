@@ -22,7 +22,7 @@ class Window:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
         unposted: the remaining buckets. operations: by a number that is the same on all ranks.
         communicates: whether gradients are communicated; None: the algorithm has not been asked yet.
-        failure: the error when the rest was posted. sent: with delay=1, whether everything is posted.
+        failure: the error when the rest was posted. sent: whether everything is posted.
         passes_left: backward passes until it ends. overflow_known: whether the ranks have agreed on overflow.
     """
 
