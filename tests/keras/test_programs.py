@@ -133,7 +133,7 @@ class Alone(Trainer):
         if step["overflow"] is not None:
             of_ranks[step["overflow"]] = of_ranks[step["overflow"]] * np.float32(np.inf)
         weights = step["weights"] or [1] * self.n
-        weighted = [self.n * weight / sum(weights) * each if weight else 0 * each
+        weighted = [self.n * weight / sum(weights) * each if weight else np.zeros_like(each)
                     for weight, each in zip(weights, of_ranks, strict=True)]
         if local:
             return weighted[self.rank] / (self.n if how["scale_local"] else 1)
