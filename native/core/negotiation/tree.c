@@ -74,17 +74,17 @@ bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank,
 {
     int *parents = malloc((size_t)size * sizeof *parents);
     tree->towards = malloc((size_t)size * sizeof *tree->towards);
-    bool there = parents && tree->towards && tree_parents(host_of, size, fanout, parents);
-    for (int other = 0; other < size && there; other++) {   // a parent comes before its children
+    bool ok = parents && tree->towards && tree_parents(host_of, size, fanout, parents);
+    for (int other = 0; other < size && ok; other++) {   // a parent comes before its children
         const int parent = parents[other];
+        tree->parent = other == rank ? parent : tree->parent;
         tree->towards[other] = other == rank || parent < 0 ? -1 : parent == rank ? tree->child_count : tree->towards[parent];
-        there = parent != rank || !add_child(tree, other, size);
-        if (there && tree->towards[other] >= 0)
+        ok = parent != rank || !add_child(tree, other, size);
+        if (ok && tree->towards[other] >= 0)
             rank_set_add(&tree->children[tree->towards[other]].below, other);
     }
-    tree->parent = there ? parents[rank] : -1;
     free(parents);
-    return there ? BHVD_OK : BHVD_ERR_SYSTEM;
+    return ok ? BHVD_OK : BHVD_ERR_SYSTEM;
 }
 
 void tree_fini(struct tree *tree)
