@@ -51,7 +51,7 @@ enum { INTER_HOST_DEPTH = 4 };
 // Turns the plan into a task, which takes ownership of the list.
 bhvd_status hierarchical_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct inter_host_stage *stage);
-bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
                                    struct span_list *list);
 
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
@@ -74,14 +74,14 @@ bhvd_status reducescatter_shared(struct executor *exec, struct group *group, con
                                  const struct span_list *src, void *dst, const size_t *part);
 // Plans a task. The group must have a hierarchy with equally many members per host. The first part must be the longest. dst may
 // begin where src does.
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, struct group *group,
+bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, struct group *group,
                                        const struct reduction *reduction, const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes from rank i; dst holds all parts in rank order. src may be this rank's part in dst.
 bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
 // Plans a task. The group must have a hierarchy.
-bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
+bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
                                    const size_t *part);
 
 // src and dst hold the parts one after the other.
@@ -93,5 +93,5 @@ bhvd_status broadcast_shared(struct executor *exec, struct group *group, int roo
                              size_t nbytes);
 void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
 // Plans a task. The group must have a hierarchy, and the root's local index must exist on every host.
-bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
+bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes);

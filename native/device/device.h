@@ -4,7 +4,7 @@
 //     cuda.c      NVIDIA's driver, opened at run time
 //     buffer.c    cache of memory between operations
 //     scratch.c   memory for work on one stream, and copies of many spans there
-//     nccl.c      NCCL, opened at run time
+//     nccl_library.c   NCCL, opened at run time
 //
 // Nothing here blocks unless documented. All functions may be called from any thread.
 #pragma once

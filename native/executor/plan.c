@@ -27,7 +27,7 @@ struct schedule_task {
     struct step_state *steps;
     int *ready;                             // local steps that wait for nothing, in order
     int ready_begin, ready_end;
-    int left;                               // unfinished steps
+    int remaining;                          // unfinished steps
     struct transfer_queue moved;            // finished transfers
     bool has_priority;                      // small enough to go before other executions' messages
 };
@@ -102,7 +102,7 @@ static void begin(struct schedule_task *running, int index)
 
 static void end(struct schedule_task *running, int index)
 {
-    running->left--;
+    running->remaining--;
     for (int edge = running->steps[index].first; edge != STEP_NONE;) {
         const int waiting = edge / STEP_WAITS;
         edge = running->steps[waiting].next[edge % STEP_WAITS];
@@ -182,9 +182,9 @@ static bool advance(struct executor *exec, struct task *task)
         end(running, index);
         nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
-    if (running->left == 0 && !task->is_complete && task->execution & LINK_PAIRWISE)
+    if (running->remaining == 0 && !task->is_complete && task->execution & LINK_PAIRWISE)
         end_pairwise(running);
-    task->is_complete = running->left == 0;
+    task->is_complete = running->remaining == 0 && !exec->failure.status;
     return progress;
 }
 
@@ -242,7 +242,7 @@ static struct task *task_of(struct executor *exec, const struct group *group, st
     *running = (struct schedule_task){
         .task = {.execution = execution, .group = group, .exclusive_memory = operands->exclusive_memory,
                  .advance = advance, .destroy = destroy},
-        .exec = exec, .schedule = *schedule, .operands = *operands, .left = schedule->count};
+        .exec = exec, .schedule = *schedule, .operands = *operands, .remaining = schedule->count};
     *schedule = (struct schedule){0};
     running->steps = malloc((count + 1) * sizeof *running->steps);
     running->ready = malloc((count + 1) * sizeof *running->ready);

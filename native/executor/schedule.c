@@ -111,5 +111,5 @@ int schedule_both(struct schedule *schedule, int one, int other)
 {
     if (one == STEP_NONE || other == STEP_NONE)
         return one == STEP_NONE ? other : one;
-    return append(schedule, (struct step){.kind = STEP_NOTHING, .after = {one, other}});
+    return append(schedule, (struct step){.kind = STEP_NOOP, .after = {one, other}});
 }

@@ -63,7 +63,7 @@ enum step_kind {
     STEP_SCALE,         // to = to * postscale
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
-    STEP_NOTHING,       // does nothing: joins two dependencies into one
+    STEP_NOOP,       // does nothing: joins two dependencies into one
     // On codes, executed by the schedule's creator (primitive/coded_schedules.h); a code represents a range of values of the
     // vector.
     STEP_ENCODE,        // to = the code of the values

@@ -13,7 +13,7 @@ enum {
 
 static struct host_counts *counts_of(struct executor *exec, const struct pipeline *pipeline, int index)
 {
-    return host_memory_counts(&exec->connections.host, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index]);
+    return shm_segment_counts(&exec->connections.host, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index]);
 }
 
 static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline, int index, enum host_count count)
@@ -24,7 +24,7 @@ static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline,
 
 unsigned char *shared_staging_buffer(struct executor *exec, const struct group *group, int index, size_t block)
 {
-    return host_memory_staging_buffer(&exec->connections.host, group->id, group->slot, group->local_indices[index],
+    return shm_segment_staging_buffer(&exec->connections.host, group->id, group->slot, group->local_indices[index],
                             (int)((group->block[group->slot] + block) % HOST_STAGING_BUFFERS));
 }
 

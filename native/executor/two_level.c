@@ -119,7 +119,7 @@ static bool advance_pieces(struct executor *exec, struct two_level *l)
     return progress;
 }
 
-// Counts bytes for the task's own execution.
+// The steps of a task choose by the network cost of its execution, and count their bytes for it.
 static bool advance(struct executor *exec, struct task *task)
 {
     struct two_level *l = (struct two_level *)task;

@@ -16,7 +16,7 @@ static uint32_t host_activity(const struct executor *exec)
 {
     uint32_t sum = 0;
     for (int i = 0; i < exec->connections.host.ranks; i++)
-        sum += atomic_load_explicit(&host_memory_doorbell(&exec->connections.host, i)->activity, memory_order_relaxed);
+        sum += atomic_load_explicit(&shm_segment_doorbell(&exec->connections.host, i)->activity, memory_order_relaxed);
     return sum;
 }
 

@@ -29,16 +29,16 @@ struct member {
     uint8_t scales, encodes, two_level, zero;   // two_level: enum nccl_two_level
 };
 
-struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical)
+struct nccl_facts nccl_facts_of(const struct nccl_comm *comm, const struct group *set, bhvd_kind kind, bool hierarchical)
 {
     struct nccl_facts facts = {.is_hierarchical = primitive_is_hierarchical(set, kind, hierarchical), .device = -1};
-    if (!group || !(group->is_on || group->two_level))
+    if (!comm || !(comm->is_on || comm->two_level))
         return facts;
-    facts.is_on = group->is_on;
-    facts.two_level = group->two_level;
-    facts.scales = group->scales;
-    facts.encodes = group->encodes;
-    facts.device = (group->is_on ? group : group->local)->device->index;
+    facts.is_on = comm->is_on;
+    facts.two_level = comm->two_level;
+    facts.scales = comm->scales;
+    facts.encodes = comm->encodes;
+    facts.device = (comm->is_on ? comm : comm->local)->device->index;
     return facts;
 }
 
@@ -132,17 +132,17 @@ static bool hosts_can(const struct member *members, const struct hierarchy *h)
 }
 
 // Computes the decision that all members share.
-static void decide(const struct member *members, const struct group *set, struct nccl_group *group)
+static void decide(const struct member *members, const struct group *set, struct nccl_comm *comm)
 {
     int two_level = TWO_LEVEL_WHERE_NEEDED;
-    group->scales = group->encodes = true;
+    comm->scales = comm->encodes = true;
     for (int i = 0; i < set->size; i++) {
         two_level = members[i].two_level > two_level ? members[i].two_level : two_level;
-        group->scales &= members[i].scales != 0;
-        group->encodes &= members[i].encodes != 0;
+        comm->scales &= members[i].scales != 0;
+        comm->encodes &= members[i].encodes != 0;
     }
-    group->is_on = can(members, NULL, set->size) && !(set->hierarchy && two_level == TWO_LEVEL_ONLY);
-    group->two_level = (!group->is_on || two_level != TWO_LEVEL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
+    comm->is_on = can(members, NULL, set->size) && !(set->hierarchy && two_level == TWO_LEVEL_ONLY);
+    comm->two_level = (!comm->is_on || two_level != TWO_LEVEL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
 }
 
 // Sends every member's bytes to all, over the CPU transports.
@@ -175,12 +175,12 @@ static bhvd_status share(struct executor *exec, struct group *set, void *bytes, 
 }
 
 // Creates the communicator: the first member makes its id, all join it.
-static bhvd_status join(struct executor *exec, struct group *set, struct nccl_group *group, struct bhvd_device *device)
+static bhvd_status join(struct executor *exec, struct group *set, struct nccl_comm *comm, struct bhvd_device *device)
 {
     device_hold(device);
-    group->device = device;
+    comm->device = device;
     const struct nccl *nccl = device->nccl;
-    int code = device->ops->event_create(device, &group->done);
+    int code = device->ops->event_create(device, &comm->done);
     if (code)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct {
@@ -193,43 +193,43 @@ static bhvd_status join(struct executor *exec, struct group *set, struct nccl_gr
     if (status)
         return status;
     if (first.result)
-        return nccl_failed(exec, group, first.result, "rank 0 of the process set cannot create the communicator's id");
+        return nccl_failed(exec, comm, first.result, "rank 0 of the process set cannot create the communicator's id");
     code = device->ops->enter(device);
     if (code)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
-    nccl_result result = nccl->comm_init(&group->comm, set->size, first.id, set->rank, &config);
+    nccl_result result = nccl->comm_init(&comm->handle, set->size, first.id, set->rank, &config);
     device->ops->leave(device);
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
-        return nccl_failed(exec, group, result, "cannot create its communicator");
-    return nccl_settle(exec, group);
+        return nccl_failed(exec, comm, result, "cannot create its communicator");
+    return nccl_settle(exec, comm);
 }
 
 bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
-                       struct nccl_group **out)
+                       struct nccl_comm **out)
 {
     const struct member mine = member_of(coll, two_level);
-    struct nccl_group *local = calloc(1, sizeof *local);
-    struct nccl_group *group = *out = calloc(1, sizeof *group);
+    struct nccl_comm *local = calloc(1, sizeof *local);
+    struct nccl_comm *comm = *out = calloc(1, sizeof *comm);
     struct member *members = malloc((size_t)set->size * sizeof *members);
-    if (!group || !local || !members) {
+    if (!comm || !local || !members) {
         free(local);
-        free(group);
+        free(comm);
         free(members);
         *out = NULL;
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a communicator of %d ranks", set->size);
     }
     bhvd_status status = exchange(exec, set, &mine, members, sizeof mine);
     if (!status)
-        decide(members, set, group);
-    if (group->is_on)
-        status = join(exec, set, group, coll->staging->device);
-    if (!status && group->two_level)
+        decide(members, set, comm);
+    if (comm->is_on)
+        status = join(exec, set, comm, coll->staging->device);
+    if (!status && comm->two_level)
         status = join(exec, set->hierarchy->local, local, coll->staging->device);
     free(members);
-    group->two_level &= local->device != NULL;
-    if (group->two_level)
-        group->local = local;
+    comm->two_level &= local->device != NULL;
+    if (comm->two_level)
+        comm->local = local;
     else
         free(local);
     return status;
@@ -237,31 +237,31 @@ bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct co
 
 // ---------------------------------------------------------------------------------------------------------- errors
 
-bhvd_status nccl_failed(struct executor *exec, const struct nccl_group *group, int result, const char *what)
+bhvd_status nccl_failed(struct executor *exec, const struct nccl_comm *comm, int result, const char *what)
 {
-    const struct nccl *nccl = group->device->nccl;
-    const char *details = group->comm ? nccl->last_error(group->comm) : NULL;
+    const struct nccl *nccl = comm->device->nccl;
+    const char *details = comm->handle ? nccl->last_error(comm->handle) : NULL;
     return executor_fail(exec, BHVD_ERR_SYSTEM, "rank %d: NCCL %d.%d.%d with CUDA %d.%d on GPU %d: %s: %s%s%s; NCCL_DEBUG=WARN "
                          "says more, BAGUA_HVD_NCCL=0 disables NCCL", exec->connections.rank, nccl->version / 10000,
-                         nccl->version % 10000 / 100, nccl->version % 100, group->device->driver_version / 1000,
-                         group->device->driver_version % 1000 / 10, group->device->index, what,
+                         nccl->version % 10000 / 100, nccl->version % 100, comm->device->driver_version / 1000,
+                         comm->device->driver_version % 1000 / 10, comm->device->index, what,
                          nccl->error_string(result), details && *details ? ": " : "", details ? details : "");
 }
 
 // 0: no error; NCCL_IN_PROGRESS; or an error.
-static nccl_result state_of(const struct nccl_group *group)
+static nccl_result state_of(const struct nccl_comm *comm)
 {
-    struct bhvd_device *device = group->device;
+    struct bhvd_device *device = comm->device;
     nccl_result state = NCCL_SUCCESS;
     if (device->ops->enter(device))
         return NCCL_SUCCESS;            // errors of the driver are found through its events
-    nccl_result result = device->nccl->async_error(group->comm, &state);
+    nccl_result result = device->nccl->async_error(comm->handle, &state);
     device->ops->leave(device);
     return result ? result : state;
 }
 
 struct settling {
-    const struct nccl_group *group;
+    const struct nccl_comm *comm;
     nccl_result state;
 };
 
@@ -269,154 +269,154 @@ static int is_settled(struct executor *exec, void *arg)
 {
     struct settling *settling = arg;
     (void)exec;
-    if (!settling->group->comm)
+    if (!settling->comm->handle)
         return -1;                      // aborted by a failure in the meantime
-    settling->state = state_of(settling->group);
+    settling->state = state_of(settling->comm);
     return settling->state != NCCL_IN_PROGRESS;
 }
 
-bhvd_status nccl_settle(struct executor *exec, struct nccl_group *group)
+bhvd_status nccl_settle(struct executor *exec, struct nccl_comm *comm)
 {
-    struct settling settling = {group, NCCL_SUCCESS};
+    struct settling settling = {comm, NCCL_SUCCESS};
     bhvd_status status = executor_wait_gpu(exec, is_settled, &settling);
     if (!status && settling.state)
-        status = nccl_failed(exec, group, settling.state, "it failed");
+        status = nccl_failed(exec, comm, settling.state, "it failed");
     return status;
 }
 
 // Whether the GPU has exceeded the time limit for the work that was enqueued last.
-static bool is_late(const struct executor *exec, struct nccl_group *group)
+static bool is_late(const struct executor *exec, struct nccl_comm *comm)
 {
-    if (!group->last_ns || clock_now_ns() < group->last_ns + executor_gpu_timeout_ns(exec))
+    if (!comm->last_ns || clock_now_ns() < comm->last_ns + executor_gpu_timeout_ns(exec))
         return false;
-    const bool done = group->device->ops->event_query(group->device, group->done) != DEVICE_NOT_READY;
-    group->last_ns = done ? 0 : group->last_ns;
+    const bool done = comm->device->ops->event_query(comm->device, comm->done) != DEVICE_NOT_READY;
+    comm->last_ns = done ? 0 : comm->last_ns;
     return !done;
 }
 
-void nccl_poll(struct executor *exec, struct nccl_group *group)
+void nccl_poll(struct executor *exec, struct nccl_comm *comm)
 {
-    for (; group; group = group->local) {
-        const nccl_result state = group->comm && !exec->failure.status ? state_of(group) : NCCL_SUCCESS;
+    for (; comm; comm = comm->local) {
+        const nccl_result state = comm->handle && !exec->failure.status ? state_of(comm) : NCCL_SUCCESS;
         if (state != NCCL_SUCCESS && state != NCCL_IN_PROGRESS)
-            nccl_failed(exec, group, state, "it failed during a collective");
-        else if (group->comm && !exec->failure.status && is_late(exec, group))
+            nccl_failed(exec, comm, state, "it failed during a collective");
+        else if (comm->handle && !exec->failure.status && is_late(exec, comm))
             executor_fail(exec, BHVD_ERR_TIMEOUT,
                           "rank %d: GPU %d has not finished a collective by NCCL for %.1f s, and NCCL reports no "
-                          "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank, group->device->index,
+                          "error; the limit is %d times HOROVOD_GLOO_TIMEOUT_SECONDS", exec->connections.rank, comm->device->index,
                           (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
     }
 }
 
-static void *abort_group(void *arg)
+static void *abort_one(void *arg)
 {
-    struct nccl_group *group = arg;
-    if (group->device->ops->enter(group->device) == 0) {
-        group->device->nccl->comm_abort(group->comm);
-        group->device->ops->leave(group->device);
+    struct nccl_comm *comm = arg;
+    if (comm->device->ops->enter(comm->device) == 0) {
+        comm->device->nccl->comm_abort(comm->handle);
+        comm->device->ops->leave(comm->device);
     }
     return NULL;
 }
 
 // One NCCL group for all aborts, from NCCL_GROUPS_ABORTS on.
-static void abort_together(struct nccl_group *const *groups, int count)
+static void abort_together(struct nccl_comm *const *comms, int count)
 {
-    struct bhvd_device *device = groups[0]->device;
+    struct bhvd_device *device = comms[0]->device;
     if (device->ops->enter(device))
         return;
     device->nccl->group_start();
     for (int i = 0; i < count; i++)
-        abort_group(groups[i]);
+        abort_one(comms[i]);
     device->nccl->group_end();
     device->ops->leave(device);
 }
 
 // For older versions: one thread per abort.
-static void abort_by_threads(struct nccl_group *const *groups, int count)
+static void abort_by_threads(struct nccl_comm *const *comms, int count)
 {
     pthread_t threads[ABORTS_MAX];
     bool started[ABORTS_MAX];
     for (int i = 0; i < count; i++)
-        started[i] = pthread_create(&threads[i], NULL, abort_group, groups[i]) == 0;
+        started[i] = pthread_create(&threads[i], NULL, abort_one, comms[i]) == 0;
     for (int i = 0; i < count; i++) {
         if (started[i])
             pthread_join(threads[i], NULL);
         else
-            abort_group(groups[i]);
+            abort_one(comms[i]);
     }
 }
 
-void nccl_abort(struct nccl_group *const *groups, int count)
+void nccl_abort(struct nccl_comm *const *comms, int count)
 {
-    struct nccl_group *all[ABORTS_MAX];
+    struct nccl_comm *all[ABORTS_MAX];
     int found = 0;
     for (int i = 0; i < count; i++) {
-        for (struct nccl_group *group = groups[i]; group && found < ABORTS_MAX; group = group->local) {
-            if (group->comm)
-                all[found++] = group;
+        for (struct nccl_comm *comm = comms[i]; comm && found < ABORTS_MAX; comm = comm->local) {
+            if (comm->handle)
+                all[found++] = comm;
         }
     }
     if (found)
         (all[0]->device->nccl->version >= NCCL_GROUPS_ABORTS ? abort_together : abort_by_threads)(all, found);
     for (int i = 0; i < found; i++)
-        all[i]->comm = NULL;
+        all[i]->handle = NULL;
 }
 
 // ------------------------------------------------------------------------------------------------------------- end
 
 // Waits until the GPU's work is done, and NCCL's with its peers, which may have left already. True: all is done.
-static bool finish(const struct nccl_group *group, int64_t deadline_ns)
+static bool finish(const struct nccl_comm *comm, int64_t deadline_ns)
 {
-    struct bhvd_device *device = group->device;
-    while (device->ops->event_query(device, group->done) == DEVICE_NOT_READY) {
-        if (state_of(group) || clock_now_ns() >= deadline_ns)
+    struct bhvd_device *device = comm->device;
+    while (device->ops->event_query(device, comm->done) == DEVICE_NOT_READY) {
+        if (state_of(comm) || clock_now_ns() >= deadline_ns)
             return false;
         sched_yield();
     }
     if (device->ops->enter(device))
         return false;
-    nccl_result state = device->nccl->comm_finalize(group->comm);
+    nccl_result state = device->nccl->comm_finalize(comm->handle);
     device->ops->leave(device);
     while (state == NCCL_IN_PROGRESS && clock_now_ns() < deadline_ns) {
-        state = state_of(group);
+        state = state_of(comm);
         sched_yield();
     }
     return state == NCCL_SUCCESS;
 }
 
-bool nccl_is_busy(const struct nccl_group *group)
+bool nccl_is_busy(const struct nccl_comm *comm)
 {
-    for (; group; group = group->local) {
-        if (group->comm && group->device->ops->event_query(group->device, group->done) == DEVICE_NOT_READY)
+    for (; comm; comm = comm->local) {
+        if (comm->handle && comm->device->ops->event_query(comm->device, comm->done) == DEVICE_NOT_READY)
             return true;
     }
     return false;
 }
 
-bool nccl_finish(struct nccl_group *group)
+bool nccl_finish(struct nccl_comm *comm)
 {
     bool all = true;
-    for (; group; group = group->local) {
-        group->finished = group->comm && finish(group, clock_deadline_ns(CLOSE_MS));
-        all &= group->finished || !group->comm;
+    for (; comm; comm = comm->local) {
+        comm->finished = comm->handle && finish(comm, clock_deadline_ns(CLOSE_MS));
+        all &= comm->finished || !comm->handle;
     }
     return all;
 }
 
-void nccl_close(struct nccl_group *group)
+void nccl_close(struct nccl_comm *comm)
 {
-    if (!group)
+    if (!comm)
         return;
-    nccl_close(group->local);
-    struct bhvd_device *device = group->device;
-    if (group->comm && group->finished && device->ops->enter(device) == 0) {
-        device->nccl->comm_destroy(group->comm);
+    nccl_close(comm->local);
+    struct bhvd_device *device = comm->device;
+    if (comm->handle && comm->finished && device->ops->enter(device) == 0) {
+        device->nccl->comm_destroy(comm->handle);
         device->ops->leave(device);
     }
     if (device) {
-        if (group->done)
-            device->ops->event_destroy(device, group->done);
+        if (comm->done)
+            device->ops->event_destroy(device, comm->done);
         bhvd_device_drop(device);
     }
-    free(group);
+    free(comm);
 }

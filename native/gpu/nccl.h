@@ -16,14 +16,14 @@
 #include "executor/reduction.h"
 
 // A process set's agreement, with the communicator of all its members, if there is one. It belongs to the owner of the set.
-struct nccl_group {
+struct nccl_comm {
     bool is_on;                 // has a communicator, or had one
     bool two_level;             // the members of each host have a communicator too
-    struct nccl_group *local;   // the communicator of this host; NULL: none
+    struct nccl_comm *local;    // the communicator of this host; NULL: none
     bool scales;                // all members have the kernels for scaling
     bool encodes;               // all members have the kernels for the codecs too
     struct bhvd_device *device; // held; NULL: never had a communicator
-    void *comm;                 // NULL: aborted, or not on
+    void *handle;               // NULL: aborted, or not on
     void *done;                 // event: end of the last execution
     int64_t last_ns;            // when that was enqueued; 0: it has ended
     bool finished;              // no work is left, here and at the peers
@@ -43,8 +43,8 @@ struct nccl_facts {
     int device;                 // index; -1: NCCL is not used
 };
 
-// For such an operation in this set. group NULL: no agreement yet.
-struct nccl_facts nccl_facts_of(const struct nccl_group *group, const struct group *set, bhvd_kind kind, bool hierarchical);
+// For such an operation in this set. comm NULL: no agreement yet.
+struct nccl_facts nccl_facts_of(const struct nccl_comm *comm, const struct group *set, bhvd_kind kind, bool hierarchical);
 // Depends only on values that are equal on all members.
 enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collective *coll);
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
@@ -53,12 +53,12 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 // Called in the first execution on GPUs of a set. two_level: enum nccl_two_level, this rank's option. *out is set after errors too,
 // for nccl_abort; NULL: out of memory.
 bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
-                       struct nccl_group **out);
+                       struct nccl_comm **out);
 // One execution by NCCL: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, except two-level
 // operations: members that send to other hosts wait for the GPU. index: of the tensor in the operation; rows: of the result; part
 // and parts as in collective/collectives.h.
 struct nccl_execution;
-bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_group *group, enum nccl_path path,
+bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_comm *comm, enum nccl_path path,
                        struct collective *const *colls, int count, struct nccl_execution **out);
 // Reduces all tensors of all collectives that have the reduction's dtype, as one vector.
 bhvd_status nccl_allreduce(struct nccl_execution *exec, bhvd_op op, const struct reduction *reduction);
@@ -74,17 +74,17 @@ bhvd_status nccl_d_lp_s(struct nccl_execution *exec, const struct collective *co
 // Marks the end on the stream. Waits for it only if a result goes to the host's memory. status: of the execution.
 bhvd_status nccl_end(struct nccl_execution *exec, bhvd_status status);
 // Waits until calls that returned NCCL_IN_PROGRESS have enqueued all their work.
-bhvd_status nccl_settle(struct executor *exec, struct nccl_group *group);
+bhvd_status nccl_settle(struct executor *exec, struct nccl_comm *comm);
 // Fails the executor with NCCL's error message.
-bhvd_status nccl_failed(struct executor *exec, const struct nccl_group *group, int result, const char *what);
+bhvd_status nccl_failed(struct executor *exec, const struct nccl_comm *comm, int result, const char *what);
 
 // These include the communicator of this host; NULL is allowed. Called by the engine only.
 // Fails the executor if NCCL reports an error, or if the GPU exceeds the time limit for the work that was enqueued last.
-void nccl_poll(struct executor *exec, struct nccl_group *group);
-// Aborts the GPU work of all these groups together: an abort waits for the GPU, where another group's kernel may hang.
-void nccl_abort(struct nccl_group *const *groups, int count);
+void nccl_poll(struct executor *exec, struct nccl_comm *comm);
+// Aborts the GPU work of all these communicators together: an abort waits for the GPU, where another one's kernel may hang.
+void nccl_abort(struct nccl_comm *const *comms, int count);
 // Before nccl_close: waits briefly for pending GPU work. False: it has not finished; abort it.
-bool nccl_finish(struct nccl_group *group);
-// Whether the GPU still has work pending. group: may be NULL.
-bool nccl_is_busy(const struct nccl_group *group);
-void nccl_close(struct nccl_group *group);
+bool nccl_finish(struct nccl_comm *comm);
+// Whether the GPU still has work pending. comm: may be NULL.
+bool nccl_is_busy(const struct nccl_comm *comm);
+void nccl_close(struct nccl_comm *comm);

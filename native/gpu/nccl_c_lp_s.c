@@ -28,10 +28,10 @@ static bhvd_status exchange(struct nccl_execution *x, const struct codes *out, c
     for (int i = 0; i < x->set->size; i++) {
         if (out->nbytes[i])
             nccl_execution_keep(&inside, x->nccl->send(out->at + (size_t)i * out->stride, out->nbytes[i], NCCL_UINT8, i,
-                                                       x->group->comm, x->stream));
+                                                       x->comm->handle, x->stream));
         if (in->nbytes[i])
             nccl_execution_keep(&inside, x->nccl->recv(in->at + (size_t)i * in->stride, in->nbytes[i], NCCL_UINT8, i,
-                                                       x->group->comm, x->stream));
+                                                       x->comm->handle, x->stream));
     }
     return nccl_execution_group_end(x, inside);
 }
@@ -105,7 +105,7 @@ static bhvd_status allgather(struct coded_execution *c, void *values)
         code = encode_values(c, mine);
     bhvd_status status = nccl_execution_checked(x, code);
     if (!status)
-        status = nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->group->comm, x->stream));
+        status = nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->comm->handle, x->stream));
     return status ? status
                   : nccl_execution_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride,
                                                                   (uint64_t)x->set->size,

@@ -76,7 +76,7 @@ static bhvd_status reduce_vector(struct nccl_execution *x, bhvd_op op, const str
     if (!status)
         status = nccl_execution_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
                                                                 nccl_execution_type(reduction->dtype), nccl_execution_op(op),
-                                                                x->group->comm, x->stream));
+                                                                x->comm->handle, x->stream));
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, dst, dst, reduction->postscale, nbytes);
     return status;
@@ -203,9 +203,9 @@ bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, siz
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++) {
         if (parts->sent[i])
-            nccl_execution_keep(&inside, x->nccl->send(from, parts->sent[i], NCCL_UINT8, i, x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->send(from, parts->sent[i], NCCL_UINT8, i, x->comm->handle, x->stream));
         if (parts->received[i])
-            nccl_execution_keep(&inside, x->nccl->recv(to, parts->received[i], NCCL_UINT8, i, x->group->comm, x->stream));
+            nccl_execution_keep(&inside, x->nccl->recv(to, parts->received[i], NCCL_UINT8, i, x->comm->handle, x->stream));
     }
     status = nccl_execution_group_end(x, inside);
     return status ? status : finish_target(x, &result);
@@ -219,7 +219,7 @@ bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, si
     if (!status && result.nbytes && x->hierarchy)
         status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)
-        status = nccl_execution_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->group->comm,
+        status = nccl_execution_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->comm->handle,
                                                                x->stream));
     return status ? status : finish_target(x, &result);
 }

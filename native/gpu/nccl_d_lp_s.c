@@ -34,8 +34,8 @@ static bhvd_status exchange(struct ring_execution *r, unsigned char *codes)
     nccl_result inside = x->nccl->group_start();
     for (int p = 0; p < r->peers.count; p++) {
         const int peer = r->peers.index[p];
-        nccl_execution_keep(&inside, x->nccl->send(codes, nbytes, NCCL_UINT8, peer, x->group->comm, x->stream));
-        nccl_execution_keep(&inside, x->nccl->recv(codes + (size_t)(1 + p) * nbytes, nbytes, NCCL_UINT8, peer, x->group->comm,
+        nccl_execution_keep(&inside, x->nccl->send(codes, nbytes, NCCL_UINT8, peer, x->comm->handle, x->stream));
+        nccl_execution_keep(&inside, x->nccl->recv(codes + (size_t)(1 + p) * nbytes, nbytes, NCCL_UINT8, peer, x->comm->handle,
                                                    x->stream));
     }
     return nccl_execution_group_end(x, inside);

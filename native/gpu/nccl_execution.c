@@ -20,8 +20,8 @@ bhvd_status nccl_execution_checked(struct nccl_execution *x, int code)
 bhvd_status nccl_execution_enqueued(struct nccl_execution *x, nccl_result result)
 {
     if (result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
-        return nccl_failed(x->exec, x->group, result, "a collective cannot be started");
-    return result == NCCL_IN_PROGRESS ? nccl_settle(x->exec, x->group) : BHVD_OK;
+        return nccl_failed(x->exec, x->comm, result, "a collective cannot be started");
+    return result == NCCL_IN_PROGRESS ? nccl_settle(x->exec, x->comm) : BHVD_OK;
 }
 
 // Keeps the first error of a group.
@@ -102,12 +102,12 @@ bhvd_status nccl_execution_reduce_scatter(struct nccl_execution *x, bhvd_op op, 
     const size_t element = bhvd_dtype_size(dtype);
     if (are_equal(x, parts))
         return nccl_execution_enqueued(x, x->nccl->reduce_scatter(src, dst, part_of(parts, 0) / element, nccl_execution_type(dtype),
-                                                                  nccl_execution_op(op), x->group->comm, x->stream));
+                                                                  nccl_execution_op(op), x->comm->handle, x->stream));
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < parts->count; src += part_of(parts, i++)) {
         if (part_of(parts, i))
             nccl_execution_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part_of(parts, i) / element,
-                                                         nccl_execution_type(dtype), nccl_execution_op(op), i, x->group->comm,
+                                                         nccl_execution_type(dtype), nccl_execution_op(op), i, x->comm->handle,
                                                          x->stream));
     }
     return nccl_execution_group_end(x, inside);
@@ -116,31 +116,31 @@ bhvd_status nccl_execution_reduce_scatter(struct nccl_execution *x, bhvd_op op, 
 bhvd_status nccl_execution_all_gather(struct nccl_execution *x, const void *src, unsigned char *dst, const struct nccl_parts *parts)
 {
     if (are_equal(x, parts))
-        return nccl_execution_enqueued(x, x->nccl->all_gather(src, dst, part_of(parts, 0), NCCL_UINT8, x->group->comm, x->stream));
+        return nccl_execution_enqueued(x, x->nccl->all_gather(src, dst, part_of(parts, 0), NCCL_UINT8, x->comm->handle, x->stream));
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < parts->count; dst += part_of(parts, i++)) {
         if (part_of(parts, i))
             nccl_execution_keep(&inside, x->nccl->broadcast(i == x->set->rank ? src : dst, dst, part_of(parts, i), NCCL_UINT8, i,
-                                                            x->group->comm, x->stream));
+                                                            x->comm->handle, x->stream));
     }
     return nccl_execution_group_end(x, inside);
 }
 
 // ------------------------------------------------------------------------------------------------- begin and end
 
-bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_group *group, enum nccl_path path,
+bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_comm *comm, enum nccl_path path,
                        struct collective *const *colls, int count, struct nccl_execution **out)
 {
     const struct hierarchy *hierarchy = path == PATH_TWO_LEVEL ? set->hierarchy : NULL;
     if (hierarchy) {
         set = hierarchy->local;
-        group = group->local;
+        comm = comm->local;
     }
-    struct bhvd_device *device = group->device;
+    struct bhvd_device *device = comm->device;
     struct nccl_execution *x = *out = calloc(1, sizeof *x);
     if (!x)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", set->size);
-    *x = (struct nccl_execution){.exec = exec, .set = set, .hierarchy = hierarchy, .group = group,
+    *x = (struct nccl_execution){.exec = exec, .set = set, .hierarchy = hierarchy, .comm = comm,
                                  .device = device, .nccl = device->nccl, .colls = colls, .count = count,
                                  .stream = device->from_host, .scratch = {device, device->from_host, NULL}};
     int code = device->ops->enter(device);
@@ -177,12 +177,12 @@ bhvd_status nccl_end(struct nccl_execution *x, bhvd_status status)
             code = device_buffer_record(x->device, coll->staging->buffer, x->stream);
         }
     }
-    code = code ? code : x->device->ops->event_record(x->device, x->group->done, x->stream);
-    x->group->last_ns = clock_now_ns();
+    code = code ? code : x->device->ops->event_record(x->device, x->comm->done, x->stream);
+    x->comm->last_ns = clock_now_ns();
     if (!status)
         status = nccl_execution_checked(x, code);
     if (!status && x->host_waits)
-        status = nccl_execution_wait(x, x->group->done);
+        status = nccl_execution_wait(x, x->comm->done);
     x->device->ops->leave(x->device);
     free(x);
     return status;

@@ -14,7 +14,7 @@ struct nccl_execution {
     struct executor *exec;
     struct group *set;                  // the communicator's members; two-level: those of this host
     const struct hierarchy *hierarchy;  // of the operation's set if two-level; else NULL
-    struct nccl_group *group;
+    struct nccl_comm *comm;
     struct bhvd_device *device;
     const struct nccl *nccl;
     struct collective *const *colls;

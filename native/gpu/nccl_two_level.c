@@ -121,7 +121,7 @@ bhvd_status nccl_two_level_allreduce(struct nccl_execution *x, bhvd_op op, const
 
 static bhvd_status broadcast_within(struct nccl_execution *x, int root, const void *src, void *dst, size_t nbytes)
 {
-    return nccl_execution_enqueued(x, x->nccl->broadcast(src, dst, nbytes, NCCL_UINT8, root, x->group->comm, x->stream));
+    return nccl_execution_enqueued(x, x->nccl->broadcast(src, dst, nbytes, NCCL_UINT8, root, x->comm->handle, x->stream));
 }
 
 // Broadcasts between the members with one index on each host. is_source: this is the root's host.

@@ -20,7 +20,7 @@ bhvd_status primitive_spans(struct executor *exec, struct collective *coll, stru
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
 // Number of participants of a decentralized primitive that is two-level where possible: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
-// BHVD_ERR_UNSUPPORTED if several members on a host have no shared-memory area (transport/host_memory.h), else BHVD_OK. The result
+// BHVD_ERR_UNSUPPORTED if several members on a host have no shared-memory area (transport/shm_segment.h), else BHVD_OK. The result
 // is the same on all members.
 bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error);
 
@@ -42,7 +42,7 @@ struct ready_codes {
     size_t each, segment;
 };
 
-// An operation that can run beside other executions is only planned (`made`); any other is executed.
+// An operation that can run beside other executions is only planned; any other is executed.
 bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
                    struct plan *plan);
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan,

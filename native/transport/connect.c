@@ -508,7 +508,7 @@ void connections_fini(struct connections *c)
     free(c->proofs);
     free(c->host_of);
     fd_close(&c->doorbell.fd);
-    if (c->owns_host_memory)
+    if (c->owns_shm_segment)
         munmap(c->host.base, c->host.size);
     *c = (struct connections){.doorbell = {.fd = -1}, .poller = {.fd = -1}};
 }

@@ -110,45 +110,45 @@ static bhvd_status receive_fds(int socket_fd, int *fds, int count, int64_t deadl
     }
 }
 
-static bhvd_status map_host_memory(struct connecting *k)
+static bhvd_status map_shm_segment(struct connecting *k)
 {
     struct connections *c = k->c;
-    size_t size = host_memory_size(c->local_size);
+    size_t size = shm_segment_size(c->local_size);
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, k->memory_fd, 0);
     if (base == MAP_FAILED)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
     madvise(base, size, MADV_DONTDUMP);     // a core dump would read all of it, and so allocate pages that nobody has touched
-    c->host = (struct host_memory){.base = base, .size = size, .ranks = c->local_size};
-    c->owns_host_memory = true;
-    c->doorbell.word = host_memory_doorbell(&c->host, c->local_index);
+    c->host = (struct shm_segment){.base = base, .size = size, .ranks = c->local_size};
+    c->owns_shm_segment = true;
+    c->doorbell.word = shm_segment_doorbell(&c->host, c->local_index);
     return BHVD_OK;
 }
 
 bhvd_status local_make_memory(struct connecting *k)
 {
-    size_t size = host_memory_size(k->c->local_size);
+    size_t size = shm_segment_size(k->c->local_size);
     k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC | MFD_NOEXEC_SEAL);     // required where vm.memfd_noexec is 2
     if (k->memory_fd < 0 && errno == EINVAL)                                     // before Linux 6.3
         k->memory_fd = memfd_create("bagua_hvd", MFD_CLOEXEC);
     if (k->memory_fd < 0 || ftruncate(k->memory_fd, (off_t)size) != 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot make %zu bytes of shared memory: %s", size,
                          strerror(errno));
-    return map_host_memory(k);
+    return map_shm_segment(k);
 }
 
 void connections_use_rings(struct connections *c, int peer, int local_index, int doorbell_fd)
 {
     struct link *link = &c->links[peer];
     link->local_index = local_index;
-    link->doorbell = (struct doorbell){host_memory_doorbell(&c->host, local_index), doorbell_fd};
+    link->doorbell = (struct doorbell){shm_segment_doorbell(&c->host, local_index), doorbell_fd};
     link->control = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_doorbell = &link->doorbell,
-        .tx = host_memory_control_ring(&c->host, c->local_index, local_index),
-        .rx = host_memory_control_ring(&c->host, local_index, c->local_index)};
+        .tx = shm_segment_control_ring(&c->host, c->local_index, local_index),
+        .rx = shm_segment_control_ring(&c->host, local_index, c->local_index)};
     link->data_channels[0].channel = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_doorbell = &link->doorbell,
-        .tx = host_memory_data_ring(&c->host, c->local_index, local_index),
-        .rx = host_memory_data_ring(&c->host, local_index, c->local_index)};
+        .tx = shm_segment_data_ring(&c->host, c->local_index, local_index),
+        .rx = shm_segment_data_ring(&c->host, local_index, c->local_index)};
 }
 
 static int local_index_of(const struct connecting *k, int rank)
@@ -171,7 +171,7 @@ bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_
         error_set(k->error, status, "its descriptors cannot be taken: %s%s", strerror(EMFILE), socket_remedy(EMFILE));
     if (!status && expects == 2) {
         k->memory_fd = received[1];
-        status = map_host_memory(k);
+        status = map_shm_segment(k);
     }
     if (status) {
         if (received[0] >= 0)

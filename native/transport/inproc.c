@@ -11,7 +11,7 @@
 #include "transport/connect_local.h"
 
 struct inproc_world {
-    struct host_memory memory;
+    struct shm_segment memory;
     int doorbell_fds[];         // by rank, duplicated into every link
 };
 
@@ -22,13 +22,13 @@ void *bhvd_inproc_world_create(int size)
     struct inproc_world *world = calloc(1, sizeof *world + (size_t)size * sizeof(int));
     if (!world)
         return NULL;
-    size_t bytes = host_memory_size(size);
+    size_t bytes = shm_segment_size(size);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         free(world);
         return NULL;
     }
-    world->memory = (struct host_memory){.base = base, .size = bytes, .ranks = size};
+    world->memory = (struct shm_segment){.base = base, .size = bytes, .ranks = size};
     for (int i = 0; i < size; i++)
         world->doorbell_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     return world;
@@ -53,7 +53,7 @@ bhvd_status inproc_connect(struct connections *c, void *handle, struct bhvd_erro
     c->host = world->memory;
     c->local_index = c->rank;
     c->local_size = c->size;
-    c->doorbell = (struct doorbell){host_memory_doorbell(&c->host, c->rank), dup(world->doorbell_fds[c->rank])};
+    c->doorbell = (struct doorbell){shm_segment_doorbell(&c->host, c->rank), dup(world->doorbell_fds[c->rank])};
     for (int peer = 0; peer < c->size; peer++) {
         if (peer != c->rank)
             connections_use_rings(c, peer, peer, dup(world->doorbell_fds[peer]));

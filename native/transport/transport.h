@@ -25,7 +25,7 @@ static inline void fd_close(int *fd)
     *fd = -1;
 }
 
-// Called by the engine's thread only. Neither call blocks.
+// Called by the holder of engine_lock only. Neither call blocks.
 struct channel_ops {
     const char *name;
     // Moves bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
@@ -35,7 +35,7 @@ struct channel_ops {
     // Is there something to read? True on a broken pipe too. Cheap: no system call. NULL: only poll() can tell.
     bool (*readable)(const struct channel *channel);
     bool (*writable)(const struct channel *channel);
-    // Are bytes in flight that move only while this rank polls? Polls. NULL: never.
+    // Polls once: are bytes in flight that move only while this rank polls? NULL: never.
     bool (*unfinished)(const struct channel *channel);
     // How long has the peer's host acknowledged none of the bytes in flight to it, as far as earlier calls can
     // tell? -1: none are in flight. A system call, made about once a second. NULL: bytes cannot get lost.

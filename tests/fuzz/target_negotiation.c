@@ -36,11 +36,11 @@ static float memory[OPERATIONS * ELEMENTS];
 static bhvd_handle *handles[OPERATIONS];
 
 // One world serves all inputs: creating one takes far longer than an input.
-static void empty_rings(const struct host_memory *memory)
+static void empty_rings(const struct shm_segment *memory)
 {
     for (int from = 0; from < RANKS; from++) {
         for (int to = 0; to < RANKS; to++) {
-            struct ring *ring = host_memory_control_ring(memory, from, to);
+            struct ring *ring = shm_segment_control_ring(memory, from, to);
             atomic_store(&ring->head, 0);
             atomic_store(&ring->tail, 0);
         }

@@ -122,7 +122,7 @@ static void fill(struct post *p, struct supply *s, uint8_t bits)
     *args = (struct bhvd_args){
         .kind = supply_u8(s) % (BHVD_PROCESS_SET_REMOVE + 1), .name = p->name, .op = supply_u8(s) % 2, .device = -1,
         .prescale_factor = 1.0, .postscale_factor = 1.0, .codec = supply_u8(s) % BHVD_CODEC_COUNT, .tensors = p->tensors};
-    args->tensor_count = operation_needs_tensors(args->kind) ? 1 + supply_u8(s) % TENSORS_MAX : 0;
+    args->tensor_count = OPERATION_TRAITS[args->kind].has_tensors ? 1 + supply_u8(s) % TENSORS_MAX : 0;
     if (hostile) {
         int32_t *const fields[] = {&args->kind, &args->process_set, &args->op, &args->root_rank, &args->codec,
                                    &args->exchange, &args->topology, &args->round, &args->hierarchical, &args->device,

@@ -79,7 +79,7 @@ static void begin(void)
         ranks[r] = (struct rank){.ctx = make_context(r)};
     for (int from = 0; from < rank_count; from++) {
         for (int to = 0; to < rank_count; to++) {
-            struct ring *ring = host_memory_control_ring(&ranks[0].ctx->exec.connections.host, from, to);
+            struct ring *ring = shm_segment_control_ring(&ranks[0].ctx->exec.connections.host, from, to);
             atomic_store(&ring->head, 0);
             atomic_store(&ring->tail, 0);
         }
@@ -230,7 +230,7 @@ static uint64_t state_hash(void)
         }
         mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->exec.failure.status);
         for (int peer = 0; peer < rank_count; peer++) {
-            struct ring *ring = host_memory_control_ring(&rank->ctx->exec.connections.host, r, peer);
+            struct ring *ring = shm_segment_control_ring(&rank->ctx->exec.connections.host, r, peer);
             uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
             mix_number(&hash, tail - head);
             mix(&hash, ring->data + head, tail - head);     // never wraps: it is far larger than all messages together

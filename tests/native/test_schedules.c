@@ -381,7 +381,7 @@ static const char *check_steps(struct world *w)
         for (int i = 0; i < STEP_WAITS; i++)
             if (step->after[i] != STEP_NONE && (step->after[i] < 0 || step->after[i] >= g - w->first[r]))
                 return complain("%s waits for %d", name_of(w, g), step->after[i]);
-        if (step->nbytes % w->job->cell || (step->nbytes && step->kind != STEP_NOTHING &&
+        if (step->nbytes % w->job->cell || (step->nbytes && step->kind != STEP_NOOP &&
             !(is_within(w, r, step->to, step->nbytes) && is_within(w, r, step->from, step->nbytes) &&
               is_within(w, r, step->other, step->nbytes))))
             return complain("%s: %zu bytes leave their buffer", name_of(w, g), step->nbytes);
@@ -1102,7 +1102,7 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 // used again by all ranks. Sends from the input wait until the peer expects them, but only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
-                    (is_of_codes(job) && step.kind == STEP_NOTHING && !check_changed(w, g, changed)) ||
+                    (is_of_codes(job) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
                     (job->kind == PEERS_IN_PLACE && step.kind == STEP_SEND) ||
                     (is_reducescatter(job) && !check_changed(w, g, changed))) {
                     ++*needless;
@@ -1111,13 +1111,13 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 check_noticed(w, g, "that a wait is gone", changed);
                 ++*noticed;
             }
-            if (step.kind == STEP_NOTHING || step.nbytes == 0)
+            if (step.kind == STEP_NOOP || step.nbytes == 0)
                 continue;
             struct step changed = step;
             changed.nbytes -= job->cell;
             check_noticed(w, g, "a size", changed);
             changed = step;
-            changed.kind = STEP_NOTHING;
+            changed.kind = STEP_NOOP;
             check_noticed(w, g, "that a step is not done", changed);
             changed = step;
             changed.to.offset += job->cell;

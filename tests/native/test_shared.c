@@ -19,7 +19,7 @@ struct member {
     int32_t indices[MEMBERS], ranks[MEMBERS];
 };
 
-static void member_init(struct member *m, int rank, const struct host_memory *memory, const int *fds)
+static void member_init(struct member *m, int rank, const struct shm_segment *memory, const int *fds)
 {
     *m = (struct member){.group = {.size = MEMBERS, .rank = rank, .shared = true}};
     m->exec.connections = (struct connections){.host = *memory, .links = m->links, .rank = rank, .size = MEMBERS};
@@ -27,7 +27,7 @@ static void member_init(struct member *m, int rank, const struct host_memory *me
     m->group.ranks = m->ranks;
     for (int i = 0; i < MEMBERS; i++) {
         m->indices[i] = m->ranks[i] = i;
-        m->links[i].doorbell = (struct doorbell){host_memory_doorbell(memory, i), fds[i]};
+        m->links[i].doorbell = (struct doorbell){shm_segment_doorbell(memory, i), fds[i]};
     }
 }
 
@@ -45,7 +45,7 @@ static void advance(struct member *m, struct pipeline *pipeline)
 // The root stores its last count of a broadcast at the end: the next rank that copies in may already be asleep.
 TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
 {
-    struct host_memory memory = {.size = host_memory_size(MEMBERS), .ranks = MEMBERS};
+    struct shm_segment memory = {.size = shm_segment_size(MEMBERS), .ranks = MEMBERS};
     const int fds[MEMBERS] = {eventfd(0, EFD_NONBLOCK), eventfd(0, EFD_NONBLOCK)};
     struct member *members = calloc(MEMBERS, sizeof *members), *root = &members[0], *next = &members[1];
     struct pipeline first[MEMBERS], second;
@@ -63,7 +63,7 @@ TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
     pipeline_begin(&second, &next->group, 0, HOST_STAGING_BUFFERS + 1, &from_1);
     advance(next, &second);
     CHECK(!pipeline_can_advance(&next->exec, &second));
-    atomic_store(&host_memory_doorbell(&memory, 1)->state, DOORBELL_ASLEEP);
+    atomic_store(&shm_segment_doorbell(&memory, 1)->state, DOORBELL_ASLEEP);
     pipeline_end(&root->exec, &first[0]);
     CHECK(doorbell_is_rung(&root->links[1].doorbell));
     CHECK(pipeline_can_advance(&next->exec, &second));

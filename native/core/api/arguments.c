@@ -10,7 +10,7 @@ static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *
                                      struct bhvd_error *error)
 {
     bhvd_status status = BHVD_OK;
-    const char *word = operation_kind_word(args->kind);
+    const char *word = OPERATION_TRAITS[args->kind].word;
     pthread_mutex_lock(&ctx->sets_lock);
     const struct process_set *set = process_set_get(&ctx->sets, args->process_set);
     if (!set) {
@@ -72,9 +72,9 @@ static bool is_empty(const struct bhvd_tensor *tensor)
 
 static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error *error)
 {
-    if (operation_needs_tensors(args->kind) != (args->tensor_count > 0))
-        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' takes %s, but was given %zu", operation_kind_word(args->kind),
-                         args->name, operation_needs_tensors(args->kind) ? "at least one tensor" : "no tensors",
+    if (OPERATION_TRAITS[args->kind].has_tensors != (args->tensor_count > 0))
+        return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s' takes %s, but was given %zu", OPERATION_TRAITS[args->kind].word,
+                         args->name, OPERATION_TRAITS[args->kind].has_tensors ? "at least one tensor" : "no tensors",
                          args->tensor_count);
     if (args->tensor_count > REQUEST_TENSORS_MAX || (args->tensor_count && !args->tensors))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' was given %zu tensors%s", args->name, args->tensor_count,
@@ -99,7 +99,7 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
         bool reshapes = args->kind == BHVD_ALLGATHER || args->kind == BHVD_ALLTOALL || args->kind == BHVD_REDUCESCATTER;
         if (count && reshapes && tensor->dst == tensor->src)
             return error_set(error, BHVD_ERR_ARGUMENT, "%s cannot be done in place (tensor %zu of '%s')",
-                             operation_kind_word(args->kind), t, args->name);
+                             OPERATION_TRAITS[args->kind].word, t, args->name);
         if (args->kind == BHVD_REDUCESCATTER && tensor->ndim == 0)
             return error_set(error, BHVD_ERR_ARGUMENT, "Reducescatter of a rank-zero tensor is not possible ('%s').",
                              args->name);
@@ -110,8 +110,8 @@ static bhvd_status check_tensors(const struct bhvd_args *args, struct bhvd_error
                              args->codec_options.parameter, bhvd_dtype_name(tensor->dtype), t, args->name);
         if (args->kind == BHVD_D_FP_S && !dtype_is_floating(tensor->dtype))
             return error_set(error, BHVD_ERR_ARGUMENT, "%s does not take dtype %s (tensor %zu of '%s')",
-                             operation_kind_word(args->kind), bhvd_dtype_name(tensor->dtype), t, args->name);
-        if (args->kind >= BHVD_C_LP_S && tensor->dtype != args->tensors[0].dtype)
+                             OPERATION_TRAITS[args->kind].word, bhvd_dtype_name(tensor->dtype), t, args->name);
+        if (OPERATION_TRAITS[args->kind].has_one_dtype && tensor->dtype != args->tensors[0].dtype)
             return error_set(error, BHVD_ERR_ARGUMENT, "the tensors of '%s' must have one dtype", args->name);
     }
     return BHVD_OK;
@@ -137,7 +137,7 @@ static bhvd_status check_decentralized(const struct bhvd_args *args, struct bhvd
                          args->name);
     if (args->prescale_factor != 1.0 || args->postscale_factor != 1.0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s takes no prescale or postscale factor ('%s')",
-                         operation_kind_word(args->kind), args->name);
+                         OPERATION_TRAITS[args->kind].word, args->name);
     return BHVD_OK;
 }
 
@@ -170,7 +170,8 @@ static bhvd_status check_ranks(const bhvd_context *ctx, const struct bhvd_args *
     if (args->kind != BHVD_PROCESS_SET_ADD)
         return !args->splits && !args->split_count
                    ? BHVD_OK
-                   : error_set(error, BHVD_ERR_ARGUMENT, "%s takes no splits ('%s')", operation_kind_word(args->kind), args->name);
+                   : error_set(error, BHVD_ERR_ARGUMENT, "%s takes no splits ('%s')", OPERATION_TRAITS[args->kind].word,
+                               args->name);
     if (!args->splits || args->split_count == 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "a process set needs at least one rank");
     if (args->split_count > (size_t)size)
@@ -202,7 +203,7 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
         return error_set(error, BHVD_ERR_ARGUMENT, "%s '%s': this process has joined a running elastic job, and its state is not "
                          "yet synchronized: call collectives only in a function decorated with hvd.elastic.run, and leave out "
                          "hvd.broadcast_parameters and the like, since the state gives all ranks the same values",
-                         operation_kind_word(args->kind), args->name);
+                         OPERATION_TRAITS[args->kind].word, args->name);
     if (args->op < BHVD_OP_AVERAGE || args->op > BHVD_OP_PRODUCT)
         return error_set(error, BHVD_ERR_ARGUMENT, "unknown reduction op %d ('%s')", args->op, args->name);
     if (args->kind == BHVD_REDUCESCATTER && args->op > BHVD_OP_SUM)
@@ -225,10 +226,9 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->gpu && ((args->worker_error && !args->worker_copy) || (args->server_error && !args->server_copy)))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and uses error feedback: give device copies of the error "
                          "states", args->name, args->device);
-    bool for_all = args->kind == BHVD_JOIN || args->kind >= BHVD_PROCESS_SET_ADD;
-    if (for_all && args->process_set != 0)
+    if (OPERATION_TRAITS[args->kind].is_of_all && args->process_set != 0)
         return error_set(error, BHVD_ERR_ARGUMENT, "%s runs over all ranks, not over process set %d",
-                         operation_kind_word(args->kind), args->process_set);
+                         OPERATION_TRAITS[args->kind].word, args->process_set);
     bhvd_status status = check_tensors(args, error);
     if (!status)
         status = check_ranks(ctx, args, error);

@@ -188,7 +188,7 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *o
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
-                           operation_kind_word(op->coll.kind), (int)op->coll.name_size, op->coll.name);
+                           OPERATION_TRAITS[op->coll.kind].word, (int)op->coll.name_size, op->coll.name);
     } else if ((user = find_user_of_replicas(ctx, op))) {
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%.*s' has replicas that '%.*s' uses, which has not ended: wait for it first",
                            (int)op->coll.name_size, op->coll.name, (int)user->coll.name_size, user->coll.name);

@@ -8,14 +8,14 @@
 #include "bagua_hvd.h"
 #include "executor/group.h"
 
-struct nccl_group;
+struct nccl_comm;
 
 enum { PROCESS_SET_MAX = 1024 };
 
 struct process_set {
     struct group group;         // ranks ascending; its id is the public one, reused after a removal
     uint32_t number;            // never reused: used in requests, responses and executions
-    struct nccl_group *nccl;    // gpu/nccl.h; NULL: not agreed on yet
+    struct nccl_comm *nccl;     // gpu/nccl.h; NULL: not agreed on yet
     bool of_members;            // added by its members alone; Python never removes it
     int pairwise_count;         // coordinator: pairwise operations that no longer need it (pairwise.h)
 };

@@ -13,35 +13,35 @@ void communicators_check(bhvd_context *ctx)
 
 void communicators_abort(bhvd_context *ctx)
 {
-    struct nccl_group *groups[PROCESS_SET_MAX];
+    struct nccl_comm *comms[PROCESS_SET_MAX];
     int count = 0;
     for (int id = 0; id < ctx->sets.high; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set && set->nccl)
-            groups[count++] = set->nccl;
+            comms[count++] = set->nccl;
     }
-    nccl_abort(groups, count);
+    nccl_abort(comms, count);
 }
 
 // Under the lock, since posting threads read it.
-static struct nccl_group *exchange(bhvd_context *ctx, struct process_set *set, struct nccl_group *group)
+static struct nccl_comm *replace(bhvd_context *ctx, struct process_set *set, struct nccl_comm *comm)
 {
     pthread_mutex_lock(&ctx->sets_lock);
-    struct nccl_group *before = set->nccl;
-    set->nccl = group;
+    struct nccl_comm *before = set->nccl;
+    set->nccl = comm;
     pthread_mutex_unlock(&ctx->sets_lock);
     return before;
 }
 
 bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct collective *coll)
 {
-    struct nccl_group *group;
+    struct nccl_comm *comm;
     if (set->nccl)
         return BHVD_OK;
-    bhvd_status status = nccl_agree(&ctx->exec, &set->group, coll, ctx->options.nccl_two_level, &group);
-    exchange(ctx, set, group);
+    bhvd_status status = nccl_agree(&ctx->exec, &set->group, coll, ctx->options.nccl_two_level, &comm);
+    replace(ctx, set, comm);
     if (status)
-        nccl_abort(&group, 1);                  // the context failed before the set had its communicator
+        nccl_abort(&comm, 1);                  // the context failed before the set had its communicator
     return status;
 }
 
@@ -61,10 +61,10 @@ void communicators_await(bhvd_context *ctx) { executor_wait_gpu(&ctx->exec, are_
 
 void communicators_close(bhvd_context *ctx, struct process_set *set)
 {
-    struct nccl_group *group = exchange(ctx, set, NULL);
-    if (!nccl_finish(group))
-        nccl_abort(&group, 1);
-    nccl_close(group);
+    struct nccl_comm *comm = replace(ctx, set, NULL);
+    if (!nccl_finish(comm))
+        nccl_abort(&comm, 1);
+    nccl_close(comm);
 }
 
 void communicators_close_all(bhvd_context *ctx)
@@ -79,6 +79,6 @@ void communicators_close_all(bhvd_context *ctx)
     for (int id = 0; id < ctx->sets.high; id++) {
         struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
         if (set)
-            nccl_close(exchange(ctx, set, NULL));
+            nccl_close(replace(ctx, set, NULL));
     }
 }

@@ -23,7 +23,7 @@ static struct bhvd_operation *keep_ready(bhvd_context *ctx, struct bhvd_operatio
 {
     struct bhvd_operation *staged = fifo_take_all(&ctx->staged), *lists[] = {staged, posted};
     struct FIFO(struct bhvd_operation) ready = {0};
-    const struct bhvd_device *behind = NULL;        // its copies for an earlier operation are not done, so no later one's are
+    const struct bhvd_device *behind = NULL;        // its stream is in order: after the first unfinished copy all are unfinished
     for (int i = 0; i < 2; i++) {
         for (struct bhvd_operation *op = lists[i], *next; op; op = next) {
             struct bhvd_error error;
@@ -259,7 +259,7 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
 {
     bhvd_context *ctx = arg;
     if (link->state != LINK_OPEN)
-        return BHVD_OK;                     // after its goodbye: nothing that these could be about is in progress
+        return BHVD_OK;                     // it has said goodbye: the operations that the frame is about have ended
     if (type == FRAME_GOODBYE)
         return departure_on_goodbye(ctx, link, payload);
     if (type == FRAME_HEARTBEAT)

@@ -11,8 +11,7 @@
 #include "core/negotiation/response_check.h"
 #include "core/context/context.h"
 #include "core/engine/communicators.h"
-#include "core/negotiation/coordinator.h"
-#include "core/negotiation/pairwise.h"
+#include "core/engine/process_set_change.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
@@ -79,7 +78,7 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
     struct plan own = {0}, *made = plan ? plan : &own;
     bhvd_status status = BHVD_OK;
     if (use_hierarchy(exec, group)) {
-        status = allreduce_hierarchical(made, exec, group, &reduction, list);
+        status = allreduce_two_level(made, exec, group, &reduction, list);
     } else {
         made->list = *list;
         *list = (struct span_list){0};
@@ -151,7 +150,7 @@ static bhvd_status execute_reducescatter(struct executor *exec, struct group *gr
                                     part);
     }
     if (use_hierarchy(exec, group) && group->hierarchy->shards == group->hierarchy->largest)
-        return reducescatter_hierarchical(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
+        return reducescatter_two_level(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
     plan_reducescatter(plan, group, &reduction, tensor, part);
     return BHVD_OK;
 }
@@ -174,7 +173,7 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
         return allgather_shared(exec, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     }
     if (use_hierarchy(exec, group))
-        return allgather_hierarchical(plan, exec, group, tensor->src, tensor->dst, part);
+        return allgather_two_level(plan, exec, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &exec->network, part);
     plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
@@ -222,7 +221,7 @@ static bhvd_status execute_broadcast(struct executor *exec, struct group *group,
     if (use_shared(exec, group))
         return broadcast_shared(exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
     if (use_hierarchy(exec, group) && is_on_every_host(group->hierarchy, root))
-        return broadcast_hierarchical(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
+        return broadcast_two_level(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
     const bool chain = broadcast_by_chain(group->size, &exec->network, tensor->nbytes);
     broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
     return BHVD_OK;
@@ -267,68 +266,7 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
     return status;
 }
 
-// ----------------------------------------------------------------------------------------------------- process sets
-
-static bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
-{
-    int id = -1;
-    bhvd_status status = BHVD_OK;
-    for (size_t i = 0; i < op->split_count && !status; i++) {
-        if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
-            status = error_set(error, BHVD_ERR_ARGUMENT, "a process set holds ranks from 0 to %d, each at most once; rank %d is "
-                               "out of range or repeated", ctx->options.size - 1, op->splits[i]);
-    }
-    pthread_mutex_lock(&ctx->sets_lock);
-    const bool of_members = op->coll.root_rank != 0;
-    const struct process_set *same =
-        of_members ? process_set_of(&ctx->sets, op->splits, (int)op->split_count, true) : NULL;
-    if (!status && same)
-        id = same->group.id;
-    else if (!status)
-        status = process_set_add(&ctx->sets, &ctx->exec, op->splits, (int)op->split_count, of_members, &id, error);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    if (status == BHVD_ERR_SYSTEM)
-        status = executor_fail_with(&ctx->exec, error);         // the other ranks have the set
-    op->value = id;
-    bhvd_status added = coordinator_set_added(ctx);
-    return status ? status : added;
-}
-
-static int is_unused(struct executor *exec, void *arg)
-{
-    const struct process_set *set = arg;
-    return !tasks_use_group(exec, &set->group) && !pairwise_set_waits(exec->ctx, set->number);
-}
-
-static bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation *op)
-{
-    int id = op->coll.root_rank;
-    op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
-    if (!op->value)
-        return BHVD_OK;
-    struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-    const uint32_t number = set->number;
-    bhvd_status status = BHVD_OK;
-    // Its area may be reused by another set, but only after all members have read its contents. While this rank waits for
-    // them it still requests operations on the set, so those are ended afterwards.
-    if (set->group.shared && set->group.size > 1)
-        status = shared_barrier(&ctx->exec, &set->group);
-    else if (set->group.hierarchy)
-        status = shared_barrier(&ctx->exec, set->group.hierarchy->local);
-    pairwise_revoke_set(ctx, number);
-    if (!status)
-        status = executor_wait(&ctx->exec, is_unused, set, -1);
-    pairwise_forget_set(ctx, number);
-    communicators_await(ctx);
-    communicators_close(ctx, set);
-    if (!status)
-        status = coordinator_set_removed(ctx, set);             // last: whatever polls may bring requests for the set
-    pthread_mutex_lock(&ctx->sets_lock);
-    process_set_remove(&ctx->sets, (uint32_t)id);
-    pthread_mutex_unlock(&ctx->sets_lock);
-    operation_abort_set(ctx, number);
-    return status;
-}
+// ------------------------------------------------------------------------------------------ NCCL and primitives
 
 // Uses NCCL, in one level or two, if the set has agreed on it and it supports the operation; else *gpu is NULL: host memory.
 static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_execution **gpu)

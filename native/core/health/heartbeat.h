@@ -41,7 +41,7 @@ bhvd_status heartbeat_init(bhvd_context *ctx);
 // Sends heartbeats that are due, and fails the context if a rank is lost. Call after the engine has read its input.
 void heartbeat_check(bhvd_context *ctx);
 
-// Handles a heartbeat.
+// Keeps the execution that the peer says it is at. Any frame, not only this one, shows that the peer is alive.
 bhvd_status heartbeat_on_frame(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 
 // Is some rank still at an execution before the one that runs here? Then all ranks that this one waits for may be busy.

@@ -1,4 +1,4 @@
-// The key of an operation on all ranks, and the names of its kind in messages.
+// The key of an operation on all ranks, and what is special about each kind of operation.
 #pragma once
 
 #include <string.h>
@@ -32,8 +32,15 @@ static inline int64_t operation_count(int64_t count, int64_t dim)
 {
     return dim < 0 || __builtin_mul_overflow(count, dim ? dim : 1, &count) || count > OPERATION_COUNT_MAX ? -1 : count;
 }
-bool operation_needs_tensors(bhvd_kind kind);
 
-// The kind's names in error messages: "ALLREDUCE" and "Allreduce".
+struct operation_traits {
+    const char *name, *word;    // in messages: "ALLREDUCE" and "Allreduce"
+    bool has_tensors;
+    bool has_one_dtype;         // of all its tensors
+    bool is_of_all;             // it runs over all ranks, not over a process set
+    bool changes_sets;          // a second one of the same name is another operation, and nothing runs beside it
+};
+extern const struct operation_traits OPERATION_TRAITS[OPERATION_KINDS];
+
+// "ALLREDUCE", or "ADASUM".
 const char *operation_kind_name(bhvd_kind kind, bhvd_op op);
-const char *operation_kind_word(bhvd_kind kind);

@@ -74,9 +74,9 @@ static bool take_head(struct bytes_reader *r, struct request *head)
     head->prescale_factor = bytes_take_f64(r);
     head->postscale_factor = bytes_take_f64(r);
     head->tensor_count = bytes_take_u32(r);
-    return !r->failed && head->kind <= BHVD_PROCESS_SET_REMOVE && head->op <= BHVD_OP_PRODUCT &&
+    return !r->failed && (int)head->kind < OPERATION_KINDS && head->op <= BHVD_OP_PRODUCT &&
            head->codec < BHVD_CODEC_COUNT && head->exchange <= BHVD_EXCHANGE_ALLGATHER &&
-           head->topology <= BHVD_TOPOLOGY_ROUND_ROBIN && operation_needs_tensors(head->kind) == (head->tensor_count > 0);
+           head->topology <= BHVD_TOPOLOGY_ROUND_ROBIN && OPERATION_TRAITS[head->kind].has_tensors == (head->tensor_count > 0);
 }
 
 static bool take_tensors(struct bytes_reader *r, struct request *request)
@@ -204,8 +204,8 @@ __attribute__((format(printf, 2, 3))) static bhvd_status mismatch(const struct c
     va_end(args);
     const struct operation_key *key = &of->one->key;
     return error_set(of->error, BHVD_ERR_MISMATCH, "%.800s (%s '%.*s', ranks %d and %d)", sentence.message,
-                     operation_kind_word(of->one->kind), key->name_size > 150 ? 150 : (int)key->name_size, key->name, of->one_rank,
-                     of->other_rank);
+                     OPERATION_TRAITS[of->one->kind].word, key->name_size > 150 ? 150 : (int)key->name_size, key->name,
+                     of->one_rank, of->other_rank);
 }
 
 static bhvd_status compare_shapes(const struct comparison *of)

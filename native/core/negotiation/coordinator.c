@@ -44,7 +44,7 @@ bool coordinator_any_left(const bhvd_context *ctx, const struct process_set *set
     return first >= 0;
 }
 
-// It requests nothing any more.
+// No more requests will come from it: none is left that it must repeat in full.
 static bool has_joined(const struct coordinator *c, int rank)
 {
     return c->requesters[rank].joined && !c->requesters[rank].cache_misses;
@@ -180,8 +180,8 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     if (coordinator_any_left(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
-    bool for_all = request->kind == BHVD_JOIN || request->kind >= BHVD_PROCESS_SET_ADD;
-    if (index < 0 || (for_all && set->group.id != 0) || (request_is_of_members(request) && !request_lists(request, rank)))
+    if (index < 0 || (OPERATION_TRAITS[request->kind].is_of_all && set->group.id != 0) ||
+        (request_is_of_members(request) && !request_lists(request, rank)))
         return BHVD_ERR_PROTOCOL;
     if (request->kind == BHVD_JOIN)
         return on_join(ctx, rank);

@@ -80,7 +80,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
         struct bhvd_error error;
         const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         next = p->next_ready;
-        // all used one id: checked when the id was assigned
+        // If all requested it by one id, they were compared when the id was assigned.
         if (status ||
             (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
             fifo_put(&c->ready, p, next_ready);
@@ -112,8 +112,7 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
         id_range_put(&ctx->coordinator->range, out, pending->entry->id);
         return false;
     }
-    // Process sets are not cached: a second request of the same name is another operation.
-    if (all && ctx->cache->capacity && first->kind < BHVD_PROCESS_SET_ADD)
+    if (all && ctx->cache->capacity && !OPERATION_TRAITS[first->kind].changes_sets)
         id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
     response_put_header(out, &pending->key, id, BHVD_OK);
     return true;
@@ -163,7 +162,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
 // operations being over; Adasum's messages are as long as its tensors.
 static bool is_alone(const struct request *request)
 {
-    return request->kind == BHVD_BARRIER || request->kind >= BHVD_PROCESS_SET_ADD || request->op == BHVD_OP_ADASUM;
+    return request->kind == BHVD_BARRIER || OPERATION_TRAITS[request->kind].changes_sets || request->op == BHVD_OP_ADASUM;
 }
 
 bhvd_status fuse_respond(bhvd_context *ctx)

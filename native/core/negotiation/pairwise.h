@@ -52,10 +52,10 @@ enum pairwise_state {
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op);
 // Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT. An error has failed the
-// run, and ended all operations.
+// context, and ended all operations.
 bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left);
 
-// Frames of a neighbor.
+// A neighbor has posted an operation, or revokes one: the protocol above.
 bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
 // A rank has left: ends operations that wait for it.

@@ -94,7 +94,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     for (uint32_t t = 0; by_rows && t < first->tensor_count; t++) {
         if (first->tensors[t].ndim == 0)
             return error_set(error, BHVD_ERR_MISMATCH, "%s '%.*s': a rank tried to %s a rank-zero tensor.",
-                             operation_kind_word(first->kind), (int)first->key.name_size, first->key.name,
+                             OPERATION_TRAITS[first->kind].word, (int)first->key.name_size, first->key.name,
                              first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
     }
     bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can be used for joined ranks
@@ -105,12 +105,12 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     }
     if (first->tensor_count * response_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
         return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
-                         "once; make several groups of it", operation_kind_word(first->kind), (int)first->key.name_size,
+                         "once; make several groups of it", OPERATION_TRAITS[first->kind].word, (int)first->key.name_size,
                          first->key.name, first->tensor_count, pending->size);
     if (pending->ready_count < (request_is_of_members(first) ? (int)first->split_count : pending->size) && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
-                         operation_kind_word(first->kind), last_joined, (int)first->key.name_size, first->key.name);
+                         OPERATION_TRAITS[first->kind].word, last_joined, (int)first->key.name_size, first->key.name);
     return BHVD_OK;
 }
 

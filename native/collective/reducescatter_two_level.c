@@ -89,7 +89,7 @@ static bool lay_out(struct executor *exec, struct reducescatter *r, const struct
     return !l->depth || (l->memory = executor_acquire(exec, l->depth * hosts * r->slice));
 }
 
-bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, struct group *group,
+bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, struct group *group,
                                        const struct reduction *reduction, const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;

@@ -46,7 +46,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
 
 static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
 
-bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
+bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
                                    void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;

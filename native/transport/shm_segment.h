@@ -1,4 +1,4 @@
-// The memory that the ranks of one host share: their doorbells, a pair of rings for every ordered pair of ranks, and the
+// The shared-memory segment of one host: its ranks' doorbells, a pair of rings for every ordered pair of ranks, and the
 // areas with staging buffers for collectives. One mapping; untouched pages cost nothing.
 //
 // shm: a memfd created by the host's first rank and passed over UNIX sockets. inproc: anonymous memory of the process.
@@ -23,16 +23,16 @@ struct host_counts {
     _Alignas(128) _Atomic uint64_t done[HOST_COUNTS];   // 128: the adjacent-line prefetcher must not couple two ranks'
 };
 
-struct host_memory {
+struct shm_segment {
     unsigned char *base;
     size_t size;
     int ranks;                      // on this host; the indices below are positions among them
 };
 
-size_t host_memory_size(int ranks);
+size_t shm_segment_size(int ranks);
 
-struct doorbell_word *host_memory_doorbell(const struct host_memory *memory, int index);
-struct ring *host_memory_control_ring(const struct host_memory *memory, int from, int to);
-struct ring *host_memory_data_ring(const struct host_memory *memory, int from, int to);
-struct host_counts *host_memory_counts(const struct host_memory *memory, int area, int slot, int index);
-unsigned char *host_memory_staging_buffer(const struct host_memory *memory, int area, int slot, int index, int staging_buffer);
+struct doorbell_word *shm_segment_doorbell(const struct shm_segment *memory, int index);
+struct ring *shm_segment_control_ring(const struct shm_segment *memory, int from, int to);
+struct ring *shm_segment_data_ring(const struct shm_segment *memory, int from, int to);
+struct host_counts *shm_segment_counts(const struct shm_segment *memory, int area, int slot, int index);
+unsigned char *shm_segment_staging_buffer(const struct shm_segment *memory, int area, int slot, int index, int staging_buffer);

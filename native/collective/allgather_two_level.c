@@ -121,7 +121,7 @@ static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
     return true;
 }
 
-bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
+bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;

@@ -142,7 +142,7 @@ static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, 
     return BHVD_OK;
 }
 
-bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
+bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
                                    struct span_list *list)
 {
     struct reduction within = *reduction;
