@@ -89,8 +89,9 @@ class Failure(NamedTuple):
 
 def failure_of(error: Any) -> Failure:
     """The Failure that a native call wrote into a struct bhvd_error."""
-    return Failure(error.status, message_of(error), error.rank if error.cause and error.rank >= 0 else None,
-                   CAUSES[error.cause])
+    text: bytes = ffi.string(error.message)
+    return Failure(error.status, text.decode("utf-8", "replace"),
+                   error.rank if error.cause and error.rank >= 0 else None, CAUSES[error.cause])
 
 
 def raise_failure(failure: Failure) -> NoReturn:
@@ -111,12 +112,6 @@ def call(function: Any, *arguments: Any) -> None:
     error = ffi.new("struct bhvd_error *")
     if function(*arguments, error) != OK:
         raise_failure(failure_of(error))
-
-
-def message_of(error: Any) -> str:
-    """The message of a struct bhvd_error."""
-    text: bytes = ffi.string(error.message)
-    return text.decode("utf-8", "replace")
 
 
 def buffer(owner: Any, nbytes: int) -> Any:
