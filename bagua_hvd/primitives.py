@@ -38,12 +38,12 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     topk,
 )
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import registered_id
+from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import native, vectors
+from bagua_hvd.core.context import Context
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import context
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
@@ -240,7 +240,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    return _reduce(native.ALLREDUCE, values, registered_id(group), average, prescale_factor, postscale_factor)
+    return _reduce(native.ALLREDUCE, values, *begin(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -266,7 +266,8 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     Raises:
         ValueError: the error state does not fit.
     """
-    values, id = _values(bucket, name, out), registered_id(group)
+    values = _values(bucket, name, out)
+    context, id = begin(group)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
@@ -276,17 +277,17 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             f"hierarchical={hierarchical}: make a new ErrorState"
         )
     return _reduce(
-        native.C_LP_S, values, id, average, prescale_factor, postscale_factor,
+        native.C_LP_S, values, context, id, average, prescale_factor, postscale_factor,
         exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical, owner=error,
         **(error.fields() if error else {}), **_codec_fields(codec, seed),
     )
 
 
-def _reduce(kind: int, values: _Values, id: int, average: bool, prescale_factor: float, postscale_factor: float,
-            **fields: Any) -> Posted:
+def _reduce(kind: int, values: _Values, context: Context, id: int, average: bool, prescale_factor: float,
+            postscale_factor: float, **fields: Any) -> Posted:
     _check("a bool", _BOOL, average=average)
     _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
-    return context().post(
+    return context.post(
         kind, values.name, values.views, process_set=id, op=native.OP_AVERAGE if average else native.OP_SUM,
         prescale_factor=values.prescale_factor * prescale_factor,
         postscale_factor=values.postscale_factor * postscale_factor, **fields,
@@ -312,8 +313,9 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("an integer", INTEGERS, round=round)
-    return context().post(
-        native.D_FP_S, values.name, values.views, process_set=registered_id(group),
+    context, id = begin(group)
+    return context.post(
+        native.D_FP_S, values.name, values.views, process_set=id,
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
@@ -348,8 +350,8 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     for what, numbers, count in (("before", before, 3), ("after", after, 4)):
         if len(numbers) != count:
             raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
-    return context().post(
-        native.D_LP_S, sent.name, sent.views, process_set=registered_id(group),
-        hierarchical=hierarchical, owner=replicas,
-        before=before, after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
+    context, id = begin(group)
+    return context.post(
+        native.D_LP_S, sent.name, sent.views, process_set=id, hierarchical=hierarchical, owner=replicas, before=before,
+        after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
     )

@@ -17,12 +17,11 @@ import numpy as np
 
 from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import registered_id
+from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import Posted
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import context
 
 _CODEC = struct.Struct("=16sd")
 
@@ -127,4 +126,5 @@ def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:
 def _post(kind: int, codes: np.ndarray, group: ProcessSet, name: str) -> Posted:
     check_name(name)
     view = vectors.array_view(codes)._replace(dst=0)
-    return context().post(kind, name, [view], process_set=registered_id(group))
+    context, id = begin(group)
+    return context.post(kind, name, [view], process_set=id)

@@ -15,6 +15,7 @@ from typing import Any
 from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.util import get_average_backwards_compatibility_fun
@@ -90,7 +91,7 @@ def synchronize(handle: int) -> Any:
     return output
 
 
-def begin(process_set: ProcessSet) -> Any:
+def begin(process_set: ProcessSet) -> tuple[Context, int]:
     """The context and the native id of the set."""
     context = runtime.context
     if context is None:

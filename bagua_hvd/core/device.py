@@ -52,14 +52,14 @@ def cuda_facts() -> Any:
     """(version, GPUs, reason): version is 12040 for CUDA 12.4; reason says why there is no driver, "" if there is."""
     version, count, error = ffi.new("int *"), ffi.new("int *"), ffi.new("struct bhvd_error *")
     status = lib.bhvd_cuda_probe(driver_files().encode(), version, count, error)
-    return version[0], count[0], "" if status == native.OK else native.message_of(error)
+    return version[0], count[0], "" if status == native.OK else native.failure_of(error).message
 
 
 def nccl_facts() -> Any:
     """(version, reason): version is 22105 for NCCL 2.21.5; reason says why there is no NCCL, "" if there is."""
     version, error = ffi.new("int *"), ffi.new("struct bhvd_error *")
     status = lib.bhvd_nccl_probe(nccl_files().encode(), version, error)
-    return (version[0], "") if status == native.OK else (0, native.message_of(error))
+    return (version[0], "") if status == native.OK else (0, native.failure_of(error).message)
 
 
 class Device:

@@ -2,7 +2,6 @@
 
 Tensors are passed as address, shape and dtype. Contexts: context.py. Operations: operations.py.
 """
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -44,8 +43,6 @@ PROCESS_SET_ADD, PROCESS_SET_REMOVE = lib.BHVD_PROCESS_SET_ADD, lib.BHVD_PROCESS
 CAUSES = (None, "ended", "silent", "left", "failed", "timeout", "protocol")
 
 LOG_STALLED = lib.BHVD_LOG_STALLED
-
-MPI_THREAD_MULTIPLE = 3         # of mpi_threads()
 
 EXCHANGE_SCATTER_GATHER, EXCHANGE_ALLGATHER = lib.BHVD_EXCHANGE_SCATTER_GATHER, lib.BHVD_EXCHANGE_ALLGATHER
 TOPOLOGY_SHIFT_ONE, TOPOLOGY_RING = lib.BHVD_TOPOLOGY_SHIFT_ONE, lib.BHVD_TOPOLOGY_RING
@@ -92,8 +89,9 @@ class Failure(NamedTuple):
 
 def failure_of(error: Any) -> Failure:
     """The Failure that a native call wrote into a struct bhvd_error."""
-    return Failure(error.status, message_of(error), error.rank if error.cause and error.rank >= 0 else None,
-                   CAUSES[error.cause])
+    text: bytes = ffi.string(error.message)
+    return Failure(error.status, text.decode("utf-8", "replace"),
+                   error.rank if error.cause and error.rank >= 0 else None, CAUSES[error.cause])
 
 
 def raise_failure(failure: Failure) -> NoReturn:
@@ -114,38 +112,6 @@ def call(function: Any, *arguments: Any) -> None:
     error = ffi.new("struct bhvd_error *")
     if function(*arguments, error) != OK:
         raise_failure(failure_of(error))
-
-
-def mpi_open(libraries: Sequence[str], vendor: str | None, rank: int, size: int, only_these: bool = False) -> None:
-    """Loads and initializes MPI, see bhvd_mpi_open. HorovodInternalError: the message says why it cannot be used."""
-    paths = ffi.new(CHARS, ":".join(libraries).encode())
-    vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
-    options = ffi.new("struct bhvd_mpi_options *",
-                      {"libraries": paths, "only_these": only_these, "vendor": vendor_name, "rank": rank, "size": size})
-    call(lib.bhvd_mpi_open, options)
-
-
-def mpi_broadcast(message: bytes) -> bytes:
-    """Broadcasts MPI rank 0's bytes; all ranks pass equally many. HorovodInternalError: MPI failed."""
-    buffer = bytearray(message)
-    call(lib.bhvd_mpi_broadcast, ffi.from_buffer(buffer), len(buffer))
-    return bytes(buffer)
-
-
-def mpi_threads() -> int:
-    """MPI's thread level from 0 (single) to 3 (multiple); -1: MPI does not run, or mpi_open did not load it."""
-    return int(lib.bhvd_mpi_threads())
-
-
-def mpi_close() -> None:
-    """Finalizes MPI if mpi_open initialized it. No context may use it any more."""
-    lib.bhvd_mpi_close()
-
-
-def message_of(error: Any) -> str:
-    """The message of a struct bhvd_error."""
-    text: bytes = ffi.string(error.message)
-    return text.decode("utf-8", "replace")
 
 
 def buffer(owner: Any, nbytes: int) -> Any:

@@ -52,12 +52,12 @@ def split_list(l: Sequence[Any], n: int) -> list[Any]:  # noqa: E741
     return [l[start:end] for start, end in zip(starts[:-1], starts[1:], strict=True)]
 
 
-def deprecated(name: str, replacement: str, end: str = "2.0") -> None:
-    """Warns that version `end` removes `name`, at the line that called the package: Python hides other warnings."""
+def deprecated(name: str, replacement: str) -> None:
+    """Warns that version 2.0 removes `name`, at the line that called the package: Python hides other warnings."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1
-    warnings.warn(f"{name} is deprecated, use {replacement}; bagua_hvd {end} removes it", DeprecationWarning,
+    warnings.warn(f"{name} is deprecated, use {replacement}; bagua_hvd 2.0 removes it", DeprecationWarning,
                   stacklevel=level)
 
 

@@ -316,10 +316,10 @@ def without_effect(environ: Mapping[str, str] | None = None) -> list[str]:
     return found
 
 
-def misspelt(environ: Mapping[str, str] | None = None) -> list[str]:
+def misspelt() -> list[str]:
     """Sentences about variables that are not in the table but nearly spelt like one that is."""
     found = []
-    for name in sorted(os.environ if environ is None else environ):
+    for name in sorted(os.environ):
         if name.startswith(("BAGUA_", "HOROVOD_", "_HOROVOD_")) and name not in TABLE \
                 and not name.startswith("HOROVOD_GPU_"):        # variables of Horovod's build
             near = [known for known in TABLE if known.startswith(name + "_")] or difflib.get_close_matches(

@@ -31,6 +31,7 @@ class ReduceOp(enum.IntEnum):
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
+_MPI_THREAD_MULTIPLE = 3        # of bhvd_mpi_threads
 
 
 class _Runtime:
@@ -169,7 +170,7 @@ def mpi_threads_supported() -> bool:
     job_options()
     if not mpi_enabled():
         raise ValueError("Horovod MPI is not enabled; BAGUA_HVD_TRANSPORT=mpi makes a job of mpirun use it.")
-    return native.mpi_threads() == native.MPI_THREAD_MULTIPLE
+    return bool(native.lib.bhvd_mpi_threads() == _MPI_THREAD_MULTIPLE)
 
 
 def gloo_enabled() -> bool:

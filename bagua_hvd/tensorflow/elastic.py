@@ -6,6 +6,8 @@
     def train(state): ...       # commit() after every few batches; starts where the state says
 """
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +30,8 @@ SEES_NO_STEPS = (
 _OPERATION = re.compile("Horovod(Allreduce|Allgather|Broadcast)")
 
 
-class translated_errors:
+@contextmanager
+def translated_errors() -> Iterator[None]:
     """Within it, a TensorFlow error caused by a lost rank or a shutdown becomes a HorovodInternalError, and one caused
     by a change of hosts a HostsUpdatedInterrupt.
 
@@ -36,22 +39,21 @@ class translated_errors:
     XLA), so the runtime's state decides. An UnknownError that names one of Horovod's operations is always translated.
     """
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, tf.errors.OpError):
-            try:
-                basics.context().check()
-            except Exception as failure:
-                raise failure from error
-            interruption = take_interruption()
-            if interruption is not None:
-                raise interruption from error
-            if isinstance(error, tf.errors.UnknownError) and _OPERATION.search(error.message):
-                lost, first = HorovodInternalError(error.message), basics.context().first_loss()
-                lost.rank, lost.cause = first.rank, first.cause
-                raise lost from error
+    try:
+        yield
+    except tf.errors.OpError as error:
+        try:
+            basics.context().check()
+        except Exception as failure:
+            raise failure from error
+        interruption = take_interruption()
+        if interruption is not None:
+            raise interruption from error
+        if isinstance(error, tf.errors.UnknownError) and _OPERATION.search(error.message):
+            lost, first = HorovodInternalError(error.message), basics.context().first_loss()
+            lost.rank, lost.cause = first.rank, first.cause
+            raise lost from error
+        raise
 
 
 run = runs(__name__, translated_errors)

@@ -42,17 +42,18 @@ _SPARSE = (
 )
 
 
-@as_written
-def _check_op(op, process_set_id):
-    rules.check_op(op, process_set_id, basics.runtime.context)
-    return op
-
-
 def _dense(tensor):
     if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(f"collectives take dense tensors, not a {type(tensor).__name__}: send its parts, such as "
                         "values, one by one")
     return tf.convert_to_tensor(native_order(tensor))       # TensorFlow would take the bytes as they are
+
+
+def _compressed(compression, reduce, tensors, *arguments, label):
+    """Dense tensors, compressed, reduced by a function of collective_ops with these arguments, and decompressed."""
+    pairs = [compression.compress(_dense(tensor)) for tensor in tensors]
+    reduced = reduce([compressed for compressed, _ in pairs], *arguments, label=label)
+    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- allreduce ----
@@ -83,6 +84,12 @@ def _sparse_allreduce(slices, name, op, prescale_factor, postscale_factor, proce
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+def _allreduce(tensors, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope, label):
+    id = registered_id(process_set)
+    rules.check_op(op, id, basics.runtime.context)
+    return collective_ops.allreduce(tensors, name, op, prescale_factor, postscale_factor, id, ignore_name_scope, label)
+
+
 @form_of(rules.allreduce, _SPARSE, **_OF_SUMS)
 def allreduce(tensor: Tensorlike | tf.IndexedSlices, average: bool | None = None, device_dense: str = "",
               device_sparse: str = "", compression: type[Compressor] = Compression.none, op: int | None = None,
@@ -92,11 +99,8 @@ def allreduce(tensor: Tensorlike | tf.IndexedSlices, average: bool | None = None
     op = _resolve(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope)
-    id = registered_id(process_set)
-    compressed, context = compression.compress(_dense(tensor))
-    reduced = collective_ops.allreduce([compressed], name, _check_op(op, id), prescale_factor, postscale_factor, id,
-                                       ignore_name_scope)[0]
-    return compression.decompress(reduced, context)
+    return _compressed(compression, _allreduce, [tensor], name, op, prescale_factor, postscale_factor, process_set,
+                       ignore_name_scope, label="HorovodAllreduce")[0]
 
 
 @form_of(rules.grouped_allreduce, _SPARSE + _LIST, **_OF_SUMS)
@@ -108,34 +112,36 @@ def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average:
     if not tensors:
         return list(tensors)
     op = _resolve(op, average)
-    id = registered_id(process_set)
-    results = [None] * len(tensors)
-    pairs = {}
+    arguments = op, prescale_factor, postscale_factor, process_set, ignore_name_scope
+    results = list(tensors)
+    dense = []
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
-            results[index] = _sparse_allreduce(tensor, f"{name}.{index}" if name else None, op, prescale_factor,
-                                               postscale_factor, process_set, ignore_name_scope)
+            results[index] = _sparse_allreduce(tensor, f"{name}.{index}" if name else None, *arguments)
         else:
-            pairs[index] = compression.compress(_dense(tensor))
-    if pairs:
-        reduced = collective_ops.allreduce(
-            [compressed for compressed, _ in pairs.values()], name, _check_op(op, id), prescale_factor,
-            postscale_factor, id, ignore_name_scope, label="HorovodGroupedAllreduce",
-        )
-        for (index, (_, context)), tensor in zip(pairs.items(), reduced, strict=True):
-            results[index] = compression.decompress(tensor, context)
+            dense.append(index)
+    if dense:
+        reduced = _compressed(compression, _allreduce, [tensors[index] for index in dense], name, *arguments,
+                              label="HorovodGroupedAllreduce")
+        for index, tensor in zip(dense, reduced, strict=True):
+            results[index] = tensor
     return results
 
 
 # ------------------------------------------------------------------------------- allgather, broadcast, alltoall ----
 
 
+def _allgather(tensors, name, process_set, ignore_name_scope, label):
+    tensors = [_dense(tensor) for tensor in tensors]
+    gathered = collective_ops.allgather([rows_to_wire(tensor) for tensor in tensors], name,
+                                        registered_id(process_set), ignore_name_scope, label)
+    return [from_wire(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
+
+
 @form_of(rules.allgather, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
 def allgather(tensor: Tensorlike, name: str | None = None, ignore_name_scope: bool = False,
               process_set: ProcessSet = global_process_set) -> tf.Tensor:
-    tensor = _dense(tensor)
-    [gathered] = collective_ops.allgather([rows_to_wire(tensor)], name, registered_id(process_set), ignore_name_scope)
-    return from_wire(gathered, tensor.dtype)
+    return _allgather([tensor], name, process_set, ignore_name_scope, "HorovodAllgather")[0]
 
 
 @form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
@@ -143,10 +149,7 @@ def grouped_allgather(tensors: Sequence[Tensorlike], name: str | None = None, ig
                       process_set: ProcessSet = global_process_set) -> list[tf.Tensor]:
     if not tensors:
         return list(tensors)
-    tensors = [_dense(tensor) for tensor in tensors]
-    gathered = collective_ops.allgather([rows_to_wire(tensor) for tensor in tensors], name,
-                                        registered_id(process_set), ignore_name_scope, label="HorovodGroupedAllgather")
-    return [from_wire(result, tensor.dtype) for result, tensor in zip(gathered, tensors, strict=True)]
+    return _allgather(tensors, name, process_set, ignore_name_scope, "HorovodGroupedAllgather")
 
 
 @form_of(rules.broadcast, _DIFFERENTIABLE, ignore_name_scope=_SCOPE)
@@ -184,14 +187,15 @@ def alltoall(tensor: Tensorlike, splits: Tensorlike | None = None, name: str | N
 # ------------------------------------------------------------------------------------------------ reducescatter ----
 
 
-@as_written
-def _check_scatter_op(op, device_dense):
+def _reducescatter(tensors, device_dense, compression, name, op, prescale_factor, postscale_factor, process_set,
+                   ignore_name_scope, label):
     if not isinstance(device_dense, str | None):
         raise TypeError(f"the second parameter is `device_dense`, a str, not {device_dense!r:.100}: write op= or "
                         "process_set=")
     if op not in (Average, Sum):
         raise tf.errors.AbortedError(None, None, rules.SCATTER_OPS_ONLY)
-    return op
+    return _compressed(compression, collective_ops.reducescatter, tensors, name, op, prescale_factor, postscale_factor,
+                       registered_id(process_set), ignore_name_scope, label=label)
 
 
 @form_of(rules.reducescatter, _DIFFERENTIABLE, ignore_name_scope=_SCOPE, **_OF_SLICES)
@@ -199,12 +203,8 @@ def reducescatter(tensor: Tensorlike, device_dense: str = "", compression: type[
                   op: int = Average, name: str | None = None, process_set: ProcessSet = global_process_set,
                   ignore_name_scope: bool = False, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> tf.Tensor:
-    compressed, context = compression.compress(_dense(tensor))
-    reduced = collective_ops.reducescatter(
-        [compressed], name, _check_scatter_op(op, device_dense), prescale_factor, postscale_factor,
-        registered_id(process_set), ignore_name_scope,
-    )[0]
-    return compression.decompress(reduced, context)
+    return _reducescatter([tensor], device_dense, compression, name, op, prescale_factor, postscale_factor, process_set,
+                          ignore_name_scope, "HorovodReducescatter")[0]
 
 
 @form_of(rules.grouped_reducescatter, _DIFFERENTIABLE + _LIST, **_OF_SLICES)
@@ -214,12 +214,8 @@ def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
                           postscale_factor: float = 1.0) -> list[tf.Tensor]:
     if not tensors:
         return list(tensors)
-    pairs = [compression.compress(_dense(tensor)) for tensor in tensors]
-    reduced = collective_ops.reducescatter(
-        [compressed for compressed, _ in pairs], None, _check_scatter_op(op, device_dense), prescale_factor,
-        postscale_factor, registered_id(process_set), label="HorovodGroupedReducescatter",
-    )
-    return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
+    return _reducescatter(tensors, device_dense, compression, None, op, prescale_factor, postscale_factor, process_set,
+                          False, "HorovodGroupedReducescatter")
 
 
 # ------------------------------------------------------------------------------------- join, barrier and numbers ----

@@ -98,11 +98,8 @@ class _DistributedGradientTape(tf.GradientTape):
         """The local gradients, as two lists of (source, gradient): for registered local sources, and for the others."""
         gradients = super().gradient(target, sources, output_gradients)
         pairs = list(zip(tf.nest.flatten(sources), tf.nest.flatten(gradients), strict=True))
-        is_local = [source in self._local_sources for source, _ in pairs]
-        return (
-            [pair for pair, local in zip(pairs, is_local, strict=True) if local],
-            [pair for pair, local in zip(pairs, is_local, strict=True) if not local],
-        )
+        local = [pair for pair in pairs if pair[0] in self._local_sources]
+        return local, [pair for pair in pairs if pair[0] not in self._local_sources]
 
 
 def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",

@@ -7,12 +7,14 @@ unless the process has loaded one already. If the script has not initialized it,
 when Python ends.
 """
 import atexit
+import functools
 import os
 import sys
 from typing import Any
 
-from bagua_hvd.core import native, variables
+from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.native import CHARS, NULL, call, ffi, lib
 from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
 
 # Engine -> vendor of the library it needs; None: it supports several.
@@ -22,7 +24,6 @@ _NAMES = {"openmpi": ("libmpi.so.40", "libmpi.so", _STANDARD),
           "mpich": ("libmpi.so", "libmpi.so.12", "libmpich.so.12", _STANDARD),
           None: ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", _STANDARD)}
 _MESSAGE_NBYTES = 4096
-_state = {"registered": False, "abandoned": False}
 
 
 def _candidates(vendor):
@@ -38,25 +39,35 @@ def start(placement: Any) -> None:
     if placement.engine not in _VENDORS:
         raise ExchangeUnavailable(f"{placement.engine} started this process, not mpirun or srun")
     vendor, given = _VENDORS[placement.engine], variables.read("BAGUA_HVD_MPI_LIBRARY")
+    libraries = ffi.new(CHARS, ":".join([given] if given else _candidates(vendor)).encode())
+    vendor_name = ffi.new(CHARS, vendor.encode()) if vendor else NULL
+    _call(lib.bhvd_mpi_open, ffi.new("struct bhvd_mpi_options *", {
+        "libraries": libraries, "only_these": bool(given), "vendor": vendor_name, "rank": placement.rank,
+        "size": placement.size}))
+    _finish_at_exit()
+
+
+def _call(function, *arguments):
     try:
-        native.mpi_open([given] if given else _candidates(vendor), vendor, placement.rank, placement.size,
-                        only_these=bool(given))
+        call(function, *arguments)
     except HorovodInternalError as error:
         raise ExchangeUnavailable(str(error)) from None
-    if not _state["registered"]:
-        _state["registered"] = True
-        atexit.register(_finish)
+
+
+@functools.cache        # once: not again after abandon()
+def _finish_at_exit():
+    atexit.register(_finish)
 
 
 def abandon() -> None:
     """Called when a rank was lost: MPI is not finalized any more, since that would wait for all ranks."""
-    _state["abandoned"] = True
+    atexit.unregister(_finish)
 
 
 def _finish():
     # A process that dies of an exception must not wait for the others either: mpirun sees it end, and stops the job.
-    if not _state["abandoned"] and getattr(sys, "last_type", None) is None:
-        native.mpi_close()
+    if getattr(sys, "last_type", None) is None:
+        lib.bhvd_mpi_close()
 
 
 class MpiExchange:
@@ -66,10 +77,9 @@ class MpiExchange:
         start(placement)
 
     def _broadcast(self, message):
-        try:
-            return native.mpi_broadcast(message.ljust(_MESSAGE_NBYTES, b"\0")).rstrip(b"\0")
-        except HorovodInternalError as error:
-            raise ExchangeUnavailable(str(error)) from None
+        content = bytearray(message.ljust(_MESSAGE_NBYTES, b"\0"))
+        _call(lib.bhvd_mpi_broadcast, ffi.from_buffer(content), len(content))
+        return bytes(content).rstrip(b"\0")
 
     def send(self, message: Any) -> None:
         """On rank 0: broadcasts bytes to all others, none of them zero."""
