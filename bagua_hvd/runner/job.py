@@ -2,6 +2,7 @@
 import functools
 import ipaddress
 import os
+import re
 import signal
 import socket
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bagua_hvd.job import reporting
-from bagua_hvd.job.environment import local_address_towards
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util import hosts
@@ -92,11 +92,15 @@ def _resolved(hostname):
 
 
 def _is_own(address):
-    """Whether an interface has the address: packets to it then have it as their source, too."""
+    """Whether an interface has the address. With ip_nonlocal_bind, binding to it would prove nothing; and packets to an
+    interface's second address have the first one as their source."""
     try:
-        return local_address_towards(str(address)) == str(address)
-    except ValueError:
-        return False        # no route
+        if address.version == 6:
+            return f"{int(address):032x}" in Path("/proc/net/if_inet6").read_text()
+        routes = Path("/proc/net/fib_trie").read_text()
+        return re.search(rf"\|-- {re.escape(str(address))}\n(\s*/\d+ .*\n)*?\s*/32 host LOCAL", routes) is not None
+    except OSError:
+        return False
 
 
 def bind_address(hosts):

@@ -51,7 +51,7 @@ OFFERED = tuple(f"{PACKAGE}.{name}" for name in (
     "data.data_loader_base", "torch.distributed.group", "torch.distributed.reductions", "torch.distributed.movements",
     "torch.distributed.options", "torch.compression", "tensorflow.compression", "lightning.strategy",
     "tensorflow.data.registry", "lightning.fabric", "ray.runner", "ray.elastic", "ray.train", "spark.common.store",
-    "spark.common.estimator",
+    "spark.common.estimator", "spark.torch",
 ))
 
 
