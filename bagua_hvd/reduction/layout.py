@@ -71,21 +71,12 @@ class Layout:
         first = dict.fromkeys(self.bucketed() if ready is None else ready)
         return [*first, *(index for index in reversed(range(len(self.members))) if index not in first)]
 
-    def arrange(self, order: Iterable[int]) -> bool:
-        """Rebuilds the buckets if the order has changed. Returns whether it has; the user's groups are kept."""
+    def arrange(self, order: Iterable[int], limit: int | None) -> None:
+        """Rebuilds the buckets if the order or the limit has changed; the user's groups are kept."""
         order = [index for index in order if self.bucket_of[index] is not None]
-        if order == self.bucketed() or self._grouped:
-            return False
-        self._cut(partition({index: self.members[index] for index in reversed(order)}, self.limit))
-        return True
-
-    def resize(self, limit: int | None) -> bool:
-        """Rebuilds the buckets if the limit has changed, in the same order. Returns whether it has."""
-        if limit == self.limit or self._grouped:
-            return False
-        self.limit = limit
-        self._cut(partition({index: self.members[index] for index in reversed(self.bucketed())}, limit))
-        return True
+        if not self._grouped and (order, limit) != (self.bucketed(), self.limit):
+            self.limit = limit
+            self._cut(partition({index: self.members[index] for index in reversed(order)}, limit))
 
     def restore(self, plan: Sequence[Sequence[int]], limit: int | None = None) -> bool:
         """Rebuilds the buckets as in a checkpoint. Returns whether it did; the user's groups are kept.

@@ -10,7 +10,7 @@ from typing import Any
 
 from bagua_hvd.job.runtime import runtime
 
-_reducers: weakref.WeakSet[Any] = weakref.WeakSet()
+reducers: weakref.WeakSet[Any] = weakref.WeakSet()      # all Reducers of this process
 
 
 def optimizer_number(process_set: Any = 0) -> int:
@@ -22,11 +22,6 @@ def optimizer_number(process_set: Any = 0) -> int:
     number = runtime.optimizers.get(process_set, 0)
     runtime.optimizers[process_set] = number + 1
     return number
-
-
-def register(reducer: Any) -> None:
-    """Called for each new Reducer, which share_numbers() must know."""
-    _reducers.add(reducer)
 
 
 def number_of(reducer: Any) -> int:
@@ -78,7 +73,7 @@ def take_numbers(optimizers: Sequence[Any], given: Any) -> None:
 
 def _others(optimizers):
     known = set(map(id, optimizers))
-    return [reducer for reducer in _reducers if id(reducer) not in known]
+    return [reducer for reducer in reducers if id(reducer) not in known]
 
 
 def _key(reducer):

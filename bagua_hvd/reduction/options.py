@@ -42,16 +42,15 @@ class GradientOptions(NamedTuple):
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         id = rules.registered_id(self.process_set)
-        if self.op == Adasum:
-            if self.algorithm is not None:
-                raise ValueError(f"op=Adasum is an algorithm of its own: it cannot be combined with "
-                                 f"algorithm={self.algorithm!r}")
-            rules.check_adasum(id, basics.size())
         check_groups(self.groups)
         if isinstance(self.delay, bool) or self.delay not in (0, 1):
             raise ValueError(f"delay={self.delay!r}: expected 0 (gradients are applied in their own step) or 1 (one "
                              "step later)")
         if self.op == Adasum:
+            if self.algorithm is not None:
+                raise ValueError(f"op=Adasum is an algorithm of its own: it cannot be combined with "
+                                 f"algorithm={self.algorithm!r}")
+            rules.check_adasum(id, basics.size())
             if self.delay:
                 raise ValueError("delay=1 cannot be combined with op=Adasum, which combines steps: use op=Average")
             return self

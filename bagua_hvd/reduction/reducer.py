@@ -40,7 +40,7 @@ from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.agreement import agree, fingerprint, listed
 from bagua_hvd.reduction.layout import Layout
-from bagua_hvd.reduction.numbers import number_of, register
+from bagua_hvd.reduction.numbers import number_of, reducers
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import DelayedWindow, Window
 from bagua_hvd.training import delayed, variance
@@ -64,6 +64,8 @@ AGAIN_BEFORE_STEP = (
     "no_sync(), too"
 )
 
+# Phases of a step, in this order: the observer has been told of it; the algorithm has; before_step() has been called.
+_IDLE, _OBSERVED, _BEGUN, _PREPARED = range(4)
 _clock = itertools.count(1)
 
 
@@ -147,7 +149,7 @@ class Reducer:
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
                     fingerprint(members))
-        register(self)
+        reducers.add(self)
         self.renumber(number_of(self) if runtime.shared_numbers is None else None)
         self.add(members, groups)
         algorithm.prepare(self.model)
@@ -235,18 +237,16 @@ class Reducer:
         self._begin_window()
 
     def _step_ends(self):
-        self._observed = False      # the observer was told of its beginning
-        self._begun = False         # the algorithm was told of the step
-        self._prepared = False      # before_step has been done
+        self._phase = _IDLE
         self.model.window = 0
-        self._cleared = False       # and its gradients have been zeroed
+        self._cleared = False       # gradients have been zeroed since they were communicated in it
 
     def _begin_window(self):
         self.pending = False
         self.synchronized = False
         if not self.model.delay:
             self._clear_buckets()
-        self._window = Window(len(self._layout.members), self.model.gradients, self.passes)
+        self._window = Window(len(self._layout.members), self.passes)
         self._source.discard()
         self.model.hook = None
 
@@ -305,7 +305,7 @@ class Reducer:
 
     def mark_pending(self) -> bool:
         """A backward pass has accumulated a gradient, or one to be added next. Returns False while accumulating."""
-        if not self._observed:
+        if self._phase == _IDLE:
             self._step_begins()
         self.synchronized = self._window.overflow_known = False
         self.pending = self.pending or not self.accumulating
@@ -325,32 +325,35 @@ class Reducer:
     def _step_begins(self):
         if self.observer is not None:
             self.observer.step_begins()
-        self._observed = True
+        self._phase = _OBSERVED
 
     @_counted
     def _begin(self):
         """Starts the communication of a window, and that of the step in its first window."""
-        if not self._observed:      # this rank has no gradient
+        if self._phase == _IDLE:         # this rank has no gradient
             self._step_begins()
-        if self.model.delay and self.model.step_pending:     # it was skipped
-            self._step_ends()
+        if self.model.step_pending:
+            if self.model.delay:
+                self._step_ends()
+            self.model.skipped()
         if self.model.delay and self.model.window:
             raise ValueError(AGAIN_BEFORE_STEP)
-        self.model.skipped()
         self.model.continues = self.model.window > 0 and not self._cleared and self._source.holds_reduced()
         if self.model.window and not self.model.continues:
             self.model.discarded()
         if self.model.may_be_scaled:
             self.model.communication_begins()
         self._source.factor = 1.0
-        if not self._begun:
+        begins = self._phase < _BEGUN
+        if begins:
             self.model.pending = {}
         sends = "communicates_gradients" not in self._own_hooks or self.algorithm.communicates_gradients(self.model)
         self._window.communicates = sends
-        if not self._begun and "backward_begins" in self._own_hooks:
-            self.model.hook = "backward_begins"
-            self.algorithm.backward_begins(self.model)
-        self._begun = True
+        if begins:
+            if "backward_begins" in self._own_hooks:
+                self.model.hook = "backward_begins"
+                self.algorithm.backward_begins(self.model)
+            self._phase = _BEGUN
         self.model.hook = "communicate"
         if self.model.window and sends and not self.model.delay:
             self._layout.name_buckets(".again")
@@ -392,8 +395,7 @@ class Reducer:
         if agreed.differ or agreed.own_differs:
             model.step = agreed.step
             model.drop_state(shared=agreed.differ)
-        if layout.arrange(agreed.order):
-            self._window.unposted = list(self.buckets)
+        layout.arrange(agreed.order, layout.limit)
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._warn_once("the set of ranks changed: per-rank state", "is reset")
@@ -435,18 +437,15 @@ class Reducer:
 
     @_counted
     def _post(self, bucket):
-        if bucket.members:
-            if self.model.delay:
-                self._swap_delayed(bucket)
-            self._counter.gradient_bytes += bucket.nbytes
-            if "takes" not in self._own_hooks or self.algorithm.takes(bucket.dtype):
-                operation = self.algorithm.communicate(bucket, self.group)
-            else:
-                self._warn_once(f"buckets such as {bucket.name}",
-                                "are sent by gradient_allreduce because of their dtype")
-                operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-            self._window.post(self.model.gradients.index(bucket), operation)
-        self._window.unposted.remove(bucket)
+        if self.model.delay:
+            self._swap_delayed(bucket)
+        self._counter.gradient_bytes += bucket.nbytes
+        if "takes" not in self._own_hooks or self.algorithm.takes(bucket.dtype):
+            operation = self.algorithm.communicate(bucket, self.group)
+        else:
+            self._warn_once(f"buckets such as {bucket.name}", "are sent by gradient_allreduce because of their dtype")
+            operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
+        self._window.post(self.model.gradients.index(bucket), operation)
 
     def _swap_delayed(self, bucket):
         """Replaces a bucket's gradients by their averages that have arrived; the bucket gets the old values."""
@@ -478,8 +477,9 @@ class Reducer:
         for index, placed in enumerate(window.placed):
             if not placed:
                 self._place(index)
-        for bucket in list(window.unposted):     # could not be posted in the backward pass
-            self._post(bucket)
+        for number, bucket in enumerate(self.model.gradients):
+            if number not in window.operations:     # it could not be posted in the backward pass
+                self._post(bucket)
 
     def agree(self) -> None:
         """Agrees with the other ranks unless they have agreed. synchronize() raises the errors."""
@@ -516,7 +516,7 @@ class Reducer:
         if self._late is None:
             return
         self._late.wait_all()
-        failure = self._wait(self._late)
+        failure = self._wait(self._late.window)
         self._clear_buckets()
         lost = self._late.inits != runtime.inits
         self._late = None
@@ -529,7 +529,18 @@ class Reducer:
 
     @_counted
     def _wait(self, window):
-        return window.wait(self._with_gradient_names)
+        """Waits for all operations of a window. Returns the first failure, or None."""
+        failure = None
+        # In the same order on all ranks: an operation's wait() may post another one, and wait for that.
+        for number, operation in sorted(window.operations.items()):
+            try:
+                operation.wait()
+            except Exception as error:
+                # Wait for the others first: the core is using their memory.
+                failure = failure or self._with_gradient_names(error, number)
+            for each in window.advancing:
+                each.advance()
+        return failure
 
     def synchronize(self) -> None:
         """Posts the remaining buckets and blocks until all gradients are reduced. Does nothing if they already are.
@@ -614,12 +625,12 @@ class Reducer:
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost.
         """
-        if self._begun and not self._prepared:
+        if self._phase == _BEGUN:
             self._prepare()
 
     @_counted
     def _prepare(self):
-        self._prepared = True
+        self._phase = _PREPARED
         self.model.step_begins()
         self.model.hook = "before_step"
         started = perf_counter_ns()
@@ -672,10 +683,11 @@ class Reducer:
             self.observer.step_ended()
 
     def _resize(self):
-        """Rebuilds the buckets with the size that the algorithm wants."""
-        if "bucket_bytes" in self._own_hooks and not self.model.cut_by_user and self._layout.resize(
-                self.algorithm.bucket_bytes(self.model)):
-            self._window.unposted = list(self.buckets)
+        """Rebuilds the buckets if the algorithm wants another size."""
+        if "bucket_bytes" in self._own_hooks and not self.model.cut_by_user:
+            limit = self.algorithm.bucket_bytes(self.model)
+            if limit != self._layout.limit:
+                self._layout.arrange(self._layout.bucketed(), limit)
 
     def _add_exposed_time(self, started):
         """Counts the time since `started` as waiting of the caller."""
@@ -738,6 +750,5 @@ class Reducer:
                 self._set_sparse(place(index), sparse_dim)
             plan = [list(map(place, indices)) for indices, _ in state["state"]["gradients"]]
             if self._layout.restore(plan, state["bucket_bytes"]):
-                self._window.unposted = list(self.buckets)
                 self._ready = None
             self.model.load_state_dict(state["state"], place)

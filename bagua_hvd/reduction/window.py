@@ -4,32 +4,30 @@ A Window lives from one synchronize() of its Reducer to the next. With delay=1 i
 operations are waited for one window later, and a separate thread advances the multi-phase ones meanwhile.
 """
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from bagua_hvd.core.operations import byte_counter
 from bagua_hvd.job.runtime import runtime
-from bagua_hvd.training.buckets import Bucket
 
 
 class Window:
     """See the module.
 
     Args:
-        count: number of gradients. buckets: those to post. passes: backward passes in the window.
+        count: number of gradients. passes: backward passes in the window.
     Attributes:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
-        unposted: the remaining buckets. operations: by a number that is the same on all ranks.
+        operations: by a number that is the same on all ranks: of a bucket its index.
         communicates: whether gradients are communicated; None: the algorithm has not been asked yet.
         failure: the error when the rest was posted. sent: whether everything is posted.
         passes_left: backward passes until it ends. overflow_known: whether the ranks have agreed on overflow.
     """
 
-    def __init__(self, count: int, buckets: Iterable[Bucket], passes: int) -> None:
+    def __init__(self, count: int, passes: int) -> None:
         self.ready = [False] * count
         self.placed = [False] * count
-        self.unposted = list(buckets)
         self.operations: dict[int, Any] = {}
         self.communicates: bool | None = None
         self.failure: Exception | None = None
@@ -46,26 +44,9 @@ class Window:
         if hasattr(operation, "advance"):
             self.advancing.append(operation)
 
-    def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
-        """Waits for all operations. Returns the first failure, or None.
-
-        explained: function of a failure and its operation's number that returns the exception to report.
-        """
-        failure = None
-        # In the same order on all ranks: an operation's wait() may post another one, and wait for that.
-        for number, operation in sorted(self.operations.items()):
-            try:
-                operation.wait()
-            except Exception as error:
-                # Wait for the others first: the core is using their memory.
-                failure = failure or explained(error, number)
-            for each in self.advancing:
-                each.advance()
-        return failure
-
 
 class DelayedWindow:
-    """A Window with delay=1, completely posted. wait() reports its failures.
+    """A Window with delay=1, completely posted. After wait_all(), waiting again reports the failures.
 
     Args:
         number: of the counter for operations that follow the posted ones.
@@ -73,7 +54,7 @@ class DelayedWindow:
 
     def __init__(self, window: Window, number: int) -> None:
         self.inits = runtime.inits
-        self._window = window
+        self.window = window
         self._byte_counter = number
         self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
         if window.advancing:
@@ -92,15 +73,11 @@ class DelayedWindow:
     def finished(self) -> bool:
         """Whether wait_all() would not block. False for an algorithm's own operations without done()."""
         return not self._thread.is_alive() and all(
-            getattr(operation, "done", lambda: False)() for operation in self._window.operations.values())
+            getattr(operation, "done", lambda: False)() for operation in self.window.operations.values())
 
     def wait_all(self) -> None:
         """Blocks until all operations have ended, successfully or not."""
-        if self._window.advancing:
+        if self.window.advancing:
             self._thread.join()
-        self._end([operation for _, operation in sorted(self._window.operations.items())])
+        self._end([operation for _, operation in sorted(self.window.operations.items())])
         runtime.in_flight.discard(self)
-
-    def wait(self, explained: Callable[[Exception, int], Exception]) -> Exception | None:
-        """After wait_all(): the first failure; see Window.wait()."""
-        return self._window.wait(explained)

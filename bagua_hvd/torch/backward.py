@@ -17,6 +17,7 @@ devices, a lock serializes the hooks.
 """
 import gc
 import itertools
+import operator
 import sys
 import threading
 import weakref
@@ -41,6 +42,7 @@ _graph_task = torch._C._current_graph_task_id
 _pass_state = threading.local()     # by the pass that is ending here: list of (Backward, whether its window has ended)
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()    # all Backwards
 _count = itertools.count()
+_place = operator.attrgetter("place")
 _hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
 SHARED = (
@@ -89,7 +91,19 @@ class _End:
 
     @uncompiled
     def __call__(self):
-        self._backward.pass_ended(*self._outer)
+        self._backward._end = _nothing
+        reducer = self._backward._reducer()
+        if reducer is None:
+            return
+        within, node = self._outer
+        if within:
+            self._backward.await_outer(node)
+            return
+        ended = reducer.pass_ended()
+        if not reducer.accumulating:
+            # After the ends of all other optimizers.
+            _pass_state.__dict__.setdefault("backwards", []).append((self._backward, ended))
+            _engine.queue_callback(_on_pass_end)
 
 
 class Backward:
@@ -99,21 +113,20 @@ class Backward:
         reducer: held weakly, so that a discarded optimizer does not live on in its model.
         source: its TorchSource.
         gradients_untouched: whether the end of a pass does not wait.
-        frozen: dict of name -> parameter that does not require a gradient now.
+        frozen: (name, parameter) pairs of those that do not require a gradient now.
     """
 
     def __init__(self, reducer: Any, source: Any, gradients_untouched: bool, frozen: Any) -> None:
         self._reducer: Callable[[], Any] = weakref.ref(reducer)
         self._source = source
         self.gradients_untouched = gradients_untouched
-        self._frozen = frozen
-        self._end: Callable[[], Any] | None = None      # weak reference to the _End of the current pass
+        self._frozen: dict[str, Any] = {}       # name -> (parameter without gradients, handle of its hook)
+        self._end: Callable[[], Any] = _nothing         # weak reference to the _End of the current pass
         self._lock = threading.RLock()                  # PyTorch runs the hooks of each device on a thread of its own
         # Other Backwards with hooks on parameters of this one -> the name of one shared parameter.
         self._others: weakref.WeakKeyDictionary[Backward, str] = weakref.WeakKeyDictionary()
         # Backwards that the last pass touched and whose windows have as many passes as this one's.
         self._same_pass: weakref.WeakSet[Backward] = weakref.WeakSet()
-        self._frozen_handles: dict[str, Any] = {}       # handles of hooks on frozen parameters
         self._finalizers: list[Any] = []                # they remove the hooks, at the latest with the reducer
         self.place = next(_count)       # in the order of creation, in which optimizers without a number take theirs
         _instances.add(self)
@@ -152,18 +165,18 @@ class Backward:
         @uncompiled
         def gradient_accumulated(_):
             with self._lock:
-                end = (None if self._end is None else self._end()) or self._await_end()
+                end = self._end() or self._await_end()
                 if end is not None:
                     self._reducer().mark_pending()
 
-        handles = {}
-        for name, parameter in frozen.items():
-            if parameter.is_floating_point() or parameter.is_complex():
+        handles = []
+        for name, parameter in frozen:
+            if parameter.is_floating_point() or parameter.is_complex():     # others never require a gradient
                 parameter.requires_grad_(True)      # PyTorch takes hooks only on such
-                handles[name] = parameter.register_post_accumulate_grad_hook(gradient_accumulated)
+                handles.append(parameter.register_post_accumulate_grad_hook(gradient_accumulated))
                 parameter.requires_grad_(False)
-        self._frozen_handles.update(handles)
-        self._at_the_end(handles.values(), [])
+                self._frozen[name] = parameter, handles[-1]
+        self._at_the_end(handles, [])
 
     def _link_shared_parameters(self, parameter, name):
         others = [other for reference in _hooked.get(parameter, ()) if (other := reference()) is not None]
@@ -192,9 +205,7 @@ class Backward:
     def add(self, named: Any) -> None:
         """Adds parameters, as (name, parameter) pairs; the same on all ranks."""
         first = len(self._source.parameters)
-        frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
-        self._frozen.update(frozen)
-        self._hook_frozen(frozen)
+        self._hook_frozen([pair for pair in named if not pair[1].requires_grad])
         self._reducer().add([self._source.add(name, parameter)
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
@@ -203,7 +214,7 @@ class Backward:
         @uncompiled
         def gradient_accumulated(parameter):
             with self._lock:
-                end = (None if self._end is None else self._end()) or self._await_end()
+                end = self._end() or self._await_end()
                 if end is not None:
                     if parameter.grad is None and self._reduces():
                         raise RuntimeError(TAKEN.format(name=self._source.names[index]))
@@ -233,28 +244,13 @@ class Backward:
         _engine.queue_callback(end)
         return end
 
-    def pass_ended(self, within: Any, node: Any) -> None:
-        """Called by the engine, within the pass. within, node: see _outer_pass()."""
-        self._end = None
-        reducer = self._reducer()
-        if reducer is None:
-            return
-        if within:
-            self._await_outer(node)
-            return
-        ended = reducer.pass_ended()
-        if not reducer.accumulating:
-            # After the ends of all other optimizers.
-            _pass_state.__dict__.setdefault("backwards", []).append((self, ended))
-            _engine.queue_callback(_on_pass_end)
-
-    def _await_outer(self, node):
+    def await_outer(self, node: Any) -> None:
         """Asks for the end of the outer pass once it reaches a node after `node`. If it never does: see step()."""
         @uncompiled
         def goes_on(_):
             for handle in handles:
                 handle.remove()
-            if self._end is None or self._end() is None:
+            if self._end() is None:
                 self._await_end()
 
         following = [function for function, _ in node.next_functions if function] if node is not None else []
@@ -269,8 +265,8 @@ class Backward:
             ending = [self, *self._untouched_peers(self._same_pass)]
             if all(each.gradients_untouched for each in ending):
                 ending = [self]         # no rank waits for the others in backward()
-            _complete([each for each in ending if each._communicates()])
-        self._complete_own()
+            _complete(ending)
+        self._synchronize(reducer)
 
     def _untouched_peers(self, others):
         """Backwards among `others` that this rank has not touched in this step either, and must complete.
@@ -294,12 +290,10 @@ class Backward:
         reducer = self._reducer()
         return reducer is not None and reducer.group is group and takes_one_of(reducer, numbers)
 
-    def _complete_own(self):
-        reducer = self._reducer()
-        if reducer is not None:
-            reducer.synchronize()
-            if self._frozen:
-                self.add_unfrozen()
+    def _synchronize(self, reducer):
+        reducer.synchronize()
+        if self._frozen:
+            self.add_unfrozen()
 
     def add_unfrozen(self) -> None:
         """Adds parameters that were frozen and now require a gradient. All ranks must have unfrozen the same ones.
@@ -307,7 +301,7 @@ class Backward:
         Raises:
             RuntimeError: the algorithm is asynchronous.
         """
-        found = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
+        found = [name for name, (parameter, _) in self._frozen.items() if parameter.requires_grad]
         if not found:
             return
         reducer = self._reducer()
@@ -317,8 +311,9 @@ class Backward:
                 f"{type(reducer.algorithm).__name__} cannot add: unfreeze it before DistributedOptimizer(...)"
             )
         synchronized, first = reducer.synchronized, len(self._source.parameters)
-        _remove([self._frozen_handles.pop(name) for name in found], [])
-        self.add([(name, self._frozen.pop(name)) for name in found])
+        unfrozen = [self._frozen.pop(name) for name in found]
+        _remove([handle for _, handle in unfrozen], [])
+        self.add([(name, parameter) for name, (parameter, _) in zip(found, unfrozen, strict=True)])
         if reducer.algorithm.communicates_gradients(reducer.model):
             reducer.reduce_added(first)
         reducer.synchronized = synchronized
@@ -335,7 +330,7 @@ def _on_pass_end():
         backward._same_pass = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
             other for other, _ in touched if other._passes() == backward._passes())
     if not all(backward.gradients_untouched for backward in ending):
-        _complete([backward for backward in ending if backward._communicates()])
+        _complete(ending)
 
 
 def _complete(backwards):
@@ -343,7 +338,9 @@ def _complete(backwards):
 
     Posting comes first because another rank's pass may have touched other optimizers.
     """
-    waiting, posted = backwards if len(backwards) == 1 else _ordered(backwards), []
+    waiting, posted = [backward for backward in backwards if backward._communicates()], []
+    if len(waiting) > 1:
+        waiting = _ordered(waiting)
     while waiting:
         backward = waiting.pop(0)
         reducer = backward._reducer()
@@ -363,11 +360,11 @@ def _complete(backwards):
             for other in (backward, *requested):    # until this rank has a pass of its own
                 other._same_pass.update((backward, *requested))
     failure = None
-    for _, backward in posted:
+    for reducer, backward in posted:
         if backward.gradients_untouched:
             continue                            # step() waits for it
         try:
-            backward._complete_own()
+            backward._synchronize(reducer)
         except Exception as error:
             failure = failure or error
     if failure is not None:
@@ -386,10 +383,6 @@ def _ordered(backwards):
     alive = [(reducer, backward) for backward in sorted(backwards, key=_place)
              if (reducer := backward._reducer()) is not None]
     return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
-
-
-def _place(backward):
-    return backward.place
 
 
 def _nothing():

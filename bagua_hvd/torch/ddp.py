@@ -94,7 +94,7 @@ class State:
         self._buckets: dict[tuple, Bucket] = {}
         self._used: set[tuple] = set()              # keys used in this step
         self._scale: float = loaded.get("loss_scale", 1.0)      # loss scale of the buckets' state
-        self._before: list[tuple] = []              # (State, Snapshot): the buckets' state before this step
+        self._snapshots: list[Callable[[], None]] = []      # restore the buckets' state from before this step
         self._overflow = False                      # found in this step
         self._weight: Weight | None = None          # of the next backward pass
         self._factor: float | None = None           # multiplies the gradients of this pass
@@ -188,7 +188,7 @@ class State:
                        for index, (view, gradient) in enumerate(zip(views, gradients, strict=True))}
             bucket = self._buckets[key] = Bucket(f"{model.name}.{given.index()}", members, model=model)
             self._take_up(key, bucket, model.group)
-            self._before.append((bucket.state, bucket.state.snapshot()))
+            self._snapshots.append(bucket.state.snapshot())
         bucket.clear()
         for index, view in enumerate(views):
             bucket.place(index, view)
@@ -199,13 +199,13 @@ class State:
         """Called at the start of a backward pass: converts the buckets' state to the scale of its gradients."""
         states = [bucket.state for bucket in self._buckets.values()]
         if self._overflow:          # the scaler skipped that step, so its changes are undone
-            for state, before in self._before:
-                state.restore(before)
+            for restore in self._snapshots:
+                restore()
         self._overflow = False
         for state in states:
             state.scale(scale / self._scale)
         self._scale = scale
-        self._before = [(state, state.snapshot()) for state in states]
+        self._snapshots = [state.snapshot() for state in states]
 
     def _look_for_overflow(self, reduced):
         if not torch.isfinite(reduced).all():       # |= could lose a result of another thread

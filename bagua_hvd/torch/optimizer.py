@@ -70,7 +70,7 @@ class _Distributed(Wrapped):
         reducer.model.scaled = not gradients_untouched     # gradients may be changed after backward()
         self.reducer = reducer
         self._backward = Backward(reducer, source, gradients_untouched,
-                                  {name: parameter for name, parameter in named if not parameter.requires_grad})
+                                  [pair for pair in named if not pair[1].requires_grad])
         self._take_up(kept, reducer.load_state_dict)
 
     def _complete(self, agree):
@@ -95,12 +95,6 @@ class _Distributed(Wrapped):
             if callable(getattr(scaler, "get_scale", None)):
                 self._source.take_scale_from(scaler)
             reducer.model.on_unscale()
-
-    def _take_back_if_skipped(self, model):
-        """Undoes a skipped step: a fused optimizer unscales itself, and does nothing if GradScaler found infinities."""
-        found = getattr(self, "found_inf", None)
-        if found is not None and model.remembers_gradients and found.item():
-            model.skipped()
 
     def add_param_group(self, param_group):
         """Like the class's own; also communicates the group's gradients. All ranks must call it alike.
@@ -183,10 +177,8 @@ class _Distributed(Wrapped):
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost; gradients are unspecified, nothing is pending.
         """
-        if self.reducer is not None:
-            self._backward.complete()
-            self.reducer.gradients_will_change()    # changes between this and the step must not be lost
-            self._protocol.synchronized_by_user = True
+        self._complete(agree=False)
+        self._protocol.synchronized_by_user = True
 
     def _allreduce_grad_async(self, p):
         """Reduces the gradient of one parameter by itself, in place. Returns (handle for hvd.synchronize(), None).
@@ -250,7 +242,10 @@ class _Distributed(Wrapped):
                 result = super().step(**kwargs)
             loss = result if loss is None else loss
         protocol.synchronized_by_user = False
-        self._take_back_if_skipped(reducer.model)
+        # A fused optimizer unscales gradients itself, and does nothing if GradScaler found infinities.
+        found = getattr(self, "found_inf", None)
+        if found is not None and reducer.model.remembers_gradients and found.item():
+            reducer.model.skipped()
         self._source.applied()
         reducer.stepped()
         return loss

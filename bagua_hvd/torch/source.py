@@ -192,6 +192,11 @@ def _gradient_dtype(parameter):
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
+def _zeros(parameter):
+    """A gradient of zeros."""
+    return torch.zeros_like(parameter, dtype=_gradient_dtype(parameter), requires_grad=False)
+
+
 class TorchSource(Source):
     """The gradients of some parameters, and the parameters; sends `p.grad` itself wherever it can."""
 
@@ -240,8 +245,7 @@ class TorchSource(Source):
             The handle of a hook.
         """
         parameter = self.parameters[index]
-        parameter.grad = zeros = torch.zeros_like(parameter, dtype=_gradient_dtype(parameter),
-                                                         requires_grad=False)
+        parameter.grad = zeros = _zeros(parameter)
         self._untouched[index] = weakref.ref(zeros), zeros._version, accumulation
 
         @uncompiled
@@ -261,7 +265,7 @@ class TorchSource(Source):
             sum_up(parameter)
         gradient = local(parameter.grad)
         if gradient is None:
-            gradient = torch.zeros_like(local(parameter), dtype=_gradient_dtype(parameter), requires_grad=False)
+            gradient = local(_zeros(parameter))
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         dense = dense.detach().contiguous()
         return frontend.view(dense, dense)
@@ -274,7 +278,7 @@ class TorchSource(Source):
             sum_up(parameter)
         gradient = parameter.grad
         if gradient is None:
-            gradient = torch.zeros_like(parameter, dtype=_gradient_dtype(parameter), requires_grad=False)
+            gradient = _zeros(parameter)
             if parameter.requires_grad:     # one that was frozen meanwhile gets none, and does not move
                 parameter.grad = gradient
         given: Any = gradient
@@ -369,16 +373,13 @@ class TorchSource(Source):
                 gradient = gradient.to_sparse(sparse_dim)
         return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
 
-    def _check_unchanged(self):
+    @torch.no_grad()
+    def finish(self) -> None:
         given, self._given = self._given, []
         for index, parameter, gradient, version in given:
             now = parameter.grad
             if (now is not gradient or gradient._version != version) and now is not None:
                 raise RuntimeError(CHANGED.format(name=self.names[index]))
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        self._check_unchanged()
         for index, (reduced, context) in self._sent_tensors.items():
             parameter = self.parameters[index]
             if self.compression is not None:

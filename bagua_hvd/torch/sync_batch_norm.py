@@ -34,7 +34,7 @@ class SyncBatchNorm(_BatchNorm):
 
     Args:
         num_features: C of an input of shape (N, C, ...), 2 to 5 dimensions, any memory format.
-        eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm2d.
+        eps, momentum, affine, track_running_stats, device, dtype: as in torch.nn.BatchNorm2d.
     Raises:
         ValueError: from forward: fewer than 2 dimensions; all ranks together hold only one value per channel; or
             before init(), in training.
@@ -42,10 +42,6 @@ class SyncBatchNorm(_BatchNorm):
     """
 
     _warned = False
-
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
     def _check_input_dim(self, input):
         if input.dim() < 2:

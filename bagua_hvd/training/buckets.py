@@ -195,14 +195,6 @@ class Weights(Bucket):
     def views(self) -> list[TensorView]:
         return self.weights
 
-    @property
-    def dtype(self) -> int:
-        return next(iter(self.members.values())).dtype
-
-    @property
-    def count(self) -> int:
-        return self._members_count
-
     def write(self, values: np.ndarray) -> None:
         super().write(values)
         self.written()

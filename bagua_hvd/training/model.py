@@ -11,13 +11,11 @@ from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.adam import Adam
 from bagua_hvd.training.buckets import Bucket, Member, Weights
 from bagua_hvd.training.source import Source
-from bagua_hvd.training.state import Snapshot, State
+from bagua_hvd.training.state import State
 from bagua_hvd.training.timing import Timing
 
 NOT_DECLARED = "{name} reads {what} without declaring it: set {remedy} in its class"
 
-
-Snapshots = list[tuple[State, Snapshot]]
 _models: weakref.WeakSet["Model"] = weakref.WeakSet()
 
 
@@ -89,7 +87,8 @@ class Model:
         self._undo_seen = False                 # loss scaling, or gradients that were not applied
         self._made_a_step = False               # since creation or loading: a loss scale would have been seen
         self._initial_weights_differ = True     # the ranks have not been given equal weights yet
-        self._snapshots: Snapshots | None = None  # state of buckets before this step, if it may be skipped
+        # Restore the state of buckets from before this step; None: the step cannot be skipped.
+        self._snapshots: list[Callable[[], None]] | None = None
 
     def rename(self, name: str) -> None:
         """Changes the name, and those of its weights."""
@@ -137,14 +136,6 @@ class Model:
             raise ValueError(f"{name} cannot serve this optimizer: {error}") from None
         return adam
 
-    def adam_if_any(self) -> Adam | None:
-        """The optimizer as an Adam; None if it is not a supported one."""
-        try:
-            adam: Adam = self.source.adam()
-        except ValueError:
-            return None
-        return adam
-
     # Under loss scaling, gradients are multiplied until just before the step, and so is their state: when the scale
     # changes, the state is rescaled. A step with gradients that are not finite is skipped: the values sent are lost, so
     # the earlier state is restored. In memory, state has the unit of the last communication.
@@ -155,8 +146,8 @@ class Model:
     def communication_begins(self) -> None:
         """Gradients are about to be communicated, for the first time in this step or once more."""
         self._follow_scale()
-        if self._snapshots is None and (self._undo_seen or self._loss_scale is not None or not self._made_a_step):
-            self._snapshots = [(bucket.state, bucket.state.snapshot()) for bucket in self.gradients]
+        if self._snapshots is None:
+            self._snapshots = [bucket.state.snapshot() for bucket in self.gradients]
 
     def _follow_scale(self) -> None:
         """Rescales the state of gradients to their current unit."""
@@ -210,7 +201,7 @@ class Model:
         """The step has been made."""
         self.step += 1
         self.step_pending, self._made_a_step = False, True
-        self.may_be_scaled = self._undo_seen or self._loss_scale is not None or self.delay > 0
+        self.may_be_scaled = self._undo_seen or self._loss_scale is not None
         if not self.delay:
             self._snapshots = None
 
@@ -243,8 +234,8 @@ class Model:
         self._undo_seen = self.may_be_scaled = True
 
     def _restore(self) -> None:
-        for state, snapshot in self._snapshots or ():
-            state.restore(snapshot)
+        for restore in self._snapshots or ():
+            restore()
         self._snapshots = None
 
     def _states(self) -> list[State]:

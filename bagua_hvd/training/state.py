@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-Snapshot = tuple[dict[str, Any], set[str], dict[str, Any], float]       # of a State
-
 
 def _dumped(value: Any) -> dict[str, Any]:
     if hasattr(value, "state_dict"):
@@ -122,14 +120,15 @@ class State:
         """Whether any kept value has the gradients' unit."""
         return bool(self._scaled & self._values.keys())
 
-    def snapshot(self) -> Snapshot:
-        """A copy of all values, for restore()."""
+    def snapshot(self) -> Callable[[], None]:
+        """Copies all values. Returns a function that restores them; call it at most once."""
         values = {name: _copied(value) for name, value in self._values.items()}
-        return values, set(self._shared), dict(self._loaded), self._loaded_factor
+        copies = values, set(self._shared), dict(self._loaded), self._loaded_factor
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Restores a snapshot; each only once."""
-        self._values, self._shared, self._loaded, self._loaded_factor = snapshot
+        def restore() -> None:
+            self._values, self._shared, self._loaded, self._loaded_factor = copies
+
+        return restore
 
     def zeros_like(self, name: str, values: np.ndarray, shared: bool = False, scaled: bool = False) -> np.ndarray:
         """A kept array of the size and dtype of a flat one, zeros at first; see keep()."""

@@ -32,7 +32,11 @@ from bagua_hvd.training.model import Model
 
 def share(model: Model, exact: bool) -> None:
     """Sets the variance of the optimizer, which is about to step. exact: whether the gradients are exact."""
-    if model.delay or model.step == 0 or model.adam_if_any() is None:
+    if model.delay or model.step == 0:
+        return
+    try:
+        model.source.adam()
+    except ValueError:      # another optimizer, which has no variance to share
         return
     full_steps = model.state.keep("full steps", lambda: np.zeros(1, np.int64), shared=True)
     if full_steps[0] == 0 and exact:       # all steps were exact: the optimizer's own is right
