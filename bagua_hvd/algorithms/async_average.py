@@ -67,8 +67,9 @@ class Async(LocalSteps):
                 self._rounds(model).advance()
 
     def _rounds(self, model: Model) -> Rounds:
-        rounds: Rounds = model.scratch.setdefault(
-            "rounds", Rounds(model, self.sync_interval_ms / 1000, self.max_staleness))
+        if "rounds" not in model.scratch:
+            model.scratch["rounds"] = Rounds(model, self.sync_interval_ms / 1000, self.max_staleness)
+        rounds: Rounds = model.scratch["rounds"]
         return rounds
 
     @contextmanager

@@ -3,7 +3,7 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/reason.h"
-#include "core/negotiation/coordinator.h"
+#include "core/negotiation/coordinator_state.h"
 #include "job.h"
 
 static _Atomic bool lacks_memory;
