@@ -18,6 +18,7 @@ _SCOPE_MAX, _ENDPOINT_MAX, _SIZE_MAX = 255, 4096, 16384     # bytes, bytes, rank
 _REQUEST_SECONDS = 5        # from the handshake to the end of the request
 _REPLY_SECONDS = 30         # without progress in sending the reply
 _REPLY_PIECE = 1 << 16      # bytes of a reply, which all ranks share, that one connection copies at a time
+_CLOSE_SECONDS = 5          # for replies that are being sent
 _NAMED_MAX = 8              # missing ranks
 _RETRY_SECONDS = 0.005, 0.5
 
@@ -58,6 +59,7 @@ class _Scope:
         self.name = name
         self.size = size
         self.endpoints = {}         # by rank
+        self.connections = set()    # the tasks of serve()
         self.response = asyncio.get_running_loop().create_future()
 
     def objection(self, request):
@@ -110,6 +112,7 @@ class Rendezvous(Server):
         self.host = host
         self._scopes: dict[str, _Scope] = {}
         self._ended = []            # (scope, rank, exit code), the first one first
+        self._replying: set[asyncio.Task] = set()
         try:
             super().__init__(secret, host, "bagua_hvd rendezvous", None if port is None else [port])
         except OSError as error:
@@ -139,6 +142,7 @@ class Rendezvous(Server):
     def _end(self, scope, message, content=b""):
         if not scope.response.done():
             del self._scopes[scope.name]
+            self._replying |= scope.connections
             scope.response.set_result(channel.encode(message) + content)
 
     async def serve(self, reader, writer):
@@ -150,6 +154,9 @@ class Rendezvous(Server):
         if request.scope not in self._scopes:
             self._scopes[request.scope] = _Scope(request.scope, request.size)
         scope = self._scopes[request.scope]
+        scope.connections.add(connection := asyncio.current_task())
+        connection.add_done_callback(scope.connections.discard)
+        connection.add_done_callback(self._replying.discard)
         if objection := scope.objection(request):
             self._end(scope, Refused("ERR_MISMATCH", objection))
         else:
@@ -158,10 +165,19 @@ class Rendezvous(Server):
                 self._end(scope, *scope.everything())
             self._check_ended(scope)
             await self._wait(scope, request, reader)
-        response = memoryview(scope.response.result())
+        await self._reply(writer, memoryview(scope.response.result()))
+
+    async def _reply(self, writer, response):
+        writer.transport.set_write_buffer_limits(0)         # drain() waits until everything is sent
         for start in range(0, len(response), _REPLY_PIECE):
             writer.write(response[start:start + _REPLY_PIECE])
             await asyncio.wait_for(writer.drain(), _REPLY_SECONDS)
+
+    async def _close(self):
+        """Sends the replies first: rank 0 closes when it has its own, which may be the error that ends it."""
+        if self._replying:
+            await asyncio.wait(self._replying, timeout=_CLOSE_SECONDS)
+        await super()._close()
 
     async def _wait(self, scope, request, reader):
         """Until the scope has ended. EOFError, OSError: this rank has hung up, or sent more, and has left the scope."""

@@ -1,8 +1,10 @@
 """The rendezvous with many ranks, each a thread: what they get, and how errors reach all of them."""
+import asyncio
 import os
 import random
 import signal
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -144,6 +146,22 @@ def test_close_ends_ranks_that_wait(rendezvous, pool):
         assert "closed the connection before all ranks had arrived" in message(one, native.ERR_PEER_LOST)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", rendezvous.port), 5)
+
+
+def test_close_first_sends_the_replies(rendezvous, pool, monkeypatch):
+    """Rank 0 closes the rendezvous that it hosts when it has its own reply, and may end with the error in it."""
+    wait, late = Rendezvous._wait, threading.Event()
+
+    async def wait_longer(*arguments):
+        await wait(*arguments)
+        late.set()
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(Rendezvous, "_wait", wait_longer)
+    coming = [pool.submit(come, rendezvous.port, 0, size) for size in (2, 3)]
+    assert late.wait(30)
+    rendezvous.close()
+    assert all("other ranks expect" in message(one, native.ERR_MISMATCH) for one in coming)
 
 
 def test_a_port_in_use_is_named(rendezvous):

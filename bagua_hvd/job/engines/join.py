@@ -90,6 +90,8 @@ class Membership:
         given = _given_secret()
         secret = given or make_secret_key().decode()
         self._rendezvous = Rendezvous(base64.b64decode(secret), listen)
+        # Before anything that waits for the other ranks, such as MPI_Finalize: they may wait for the rendezvous.
+        atexit.register(self._rendezvous.close)
         return RendezvousInfo(self._rendezvous.port, "" if given else secret, addresses, job)
 
     def connected(self) -> None:
@@ -97,6 +99,7 @@ class Membership:
         atexit.unregister(self.connected)
         self.spent = self.scope is not None
         if self.spent and self._rendezvous is not None:
+            atexit.unregister(self._rendezvous.close)
             self._rendezvous.close()
         if self._exchange is not None:
             self._exchange.close()
