@@ -201,9 +201,10 @@ _BOOL = (bool, int, np.bool_)
 def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
     if out is not None:
         _check("a NumPy array, or None", np.ndarray, out=out)
-    check_name(name, "a primitive")
+    if name is not None:
+        check_name(name, "a primitive")
     if not isinstance(values, Bucket):
-        if not isinstance(name, str):
+        if name is None:
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
         return _Values(name, [vectors.array_view(values, out)])
     views = values.views if out is None else vectors.views_into(values.views, out)

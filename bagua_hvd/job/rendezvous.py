@@ -154,7 +154,8 @@ class Rendezvous(Server):
         if request.scope not in self._scopes:
             self._scopes[request.scope] = _Scope(request.scope, request.size)
         scope = self._scopes[request.scope]
-        scope.connections.add(connection := asyncio.current_task())
+        connection: Any = asyncio.current_task()
+        scope.connections.add(connection)
         connection.add_done_callback(scope.connections.discard)
         connection.add_done_callback(self._replying.discard)
         if objection := scope.objection(request):

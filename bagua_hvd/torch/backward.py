@@ -323,13 +323,14 @@ class Backward:
 def _on_pass_end():
     """Callback of the engine: the pass has ended, and with it some windows."""
     touched = _pass_state.__dict__.pop("backwards", [])
-    ending = []
+    ending, waits = [], False
     for backward, window_ended in touched:
         if window_ended:
             ending.append(backward)
+            waits = waits or not backward.gradients_untouched
         backward._same_pass = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
             other for other, _ in touched if other._passes() == backward._passes())
-    if not all(backward.gradients_untouched for backward in ending):
+    if waits:
         _complete(ending)
 
 
@@ -338,7 +339,7 @@ def _complete(backwards):
 
     Posting comes first because another rank's pass may have touched other optimizers.
     """
-    waiting, posted = [backward for backward in backwards if backward._communicates()], []
+    waiting, posted = list(filter(Backward._communicates, backwards)), []
     if len(waiting) > 1:
         waiting = _ordered(waiting)
     while waiting:

@@ -1,5 +1,5 @@
-// Runs an execution. Chooses between NCCL, shared memory, two levels and links; collective/*_links.c choose schedules over links,
-// nccl_path_of (gpu/nccl.c) says whether NCCL can.
+// Runs an execution. begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between
+// shared memory, two levels and links; collective/*_links.c choose schedules over links.
 // gpu: for NCCL; NULL: the tensors are in host memory.
 #include "core/engine/select.h"
 
@@ -19,18 +19,39 @@
 #include "executor/hierarchy.h"
 #include "executor/shared.h"
 
+enum host_path { HOST_SHARED, HOST_TWO_LEVEL, HOST_LINKS };
+
+// Does every host have a member with this one's local index?
+static bool is_on_every_host(const struct hierarchy *h, int position)
+{
+    int host, index;
+    hierarchy_find(h, position, &host, &index);
+    return index < h->shards;
+}
+
+// The path of a collective whose tensors are in host memory. Depends only on values that are equal on all members.
+static enum host_path host_path_of(const struct executor *exec, const struct process_set *set, const struct collective *coll)
+{
+    const bool links_are_forced = set->group.size > 1 && allreduce_is_over_links(exec->allreduce_path);
+    const struct hierarchy *h = set->group.hierarchy;
+    if (set->group.shared && !links_are_forced)
+        return HOST_SHARED;
+    if (!h || links_are_forced)
+        return HOST_LINKS;
+    switch (coll->kind) {
+    case BHVD_ALLREDUCE:
+    case BHVD_ALLGATHER:
+        return HOST_TWO_LEVEL;
+    case BHVD_REDUCESCATTER:
+        return h->shards == h->largest ? HOST_TWO_LEVEL : HOST_LINKS;
+    case BHVD_BROADCAST:
+        return is_on_every_host(h, process_set_index(set, coll->root_rank)) ? HOST_TWO_LEVEL : HOST_LINKS;
+    default:
+        return HOST_LINKS;
+    }
+}
+
 // ------------------------------------------------------------------------------------------------------- allreduce
-
-// Shared memory if possible, unless a path over links is forced.
-static bool use_shared(const struct executor *exec, const struct group *group)
-{
-    return group->shared && !(group->size > 1 && allreduce_is_over_links(exec->allreduce_path));
-}
-
-static bool use_hierarchy(const struct executor *exec, const struct group *group)
-{
-    return group->hierarchy && !allreduce_is_over_links(exec->allreduce_path);
-}
 
 // One rank: a copy, scaled twice as it is with several ranks.
 static bhvd_status allreduce_alone(const struct reduction *reduction, const struct span_list *list)
@@ -64,7 +85,7 @@ static void plan_reducescatter(struct plan *plan, const struct group *group, con
 }
 
 static bhvd_status allreduce_vector(struct executor *exec, struct group *group, const struct collective *coll,
-                                    bhvd_dtype dtype, struct span_list *list, struct plan *plan)
+                                    bhvd_dtype dtype, struct span_list *list, enum host_path path, struct plan *plan)
 {
     struct reduction reduction = reduction_by(exec, coll, dtype, group->size);
     if (list->nbytes == 0)
@@ -73,11 +94,11 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
         return allreduce_alone(&reduction, list);
     if (coll->op == BHVD_OP_ADASUM)
         return allreduce_adasum(exec, group, &reduction, list);
-    if (use_shared(exec, group))
+    if (path == HOST_SHARED)
         return allreduce_shared(exec, group, &reduction, list);
     struct plan own = {0}, *made = plan ? plan : &own;
     bhvd_status status = BHVD_OK;
-    if (use_hierarchy(exec, group)) {
+    if (path == HOST_TWO_LEVEL) {
         status = allreduce_two_level(made, exec, group, &reduction, list);
     } else {
         made->list = *list;
@@ -89,7 +110,7 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
 
 // Fused operations have one dtype; in a grouped operation dtypes may differ, and each is reduced separately, one after the other.
 static bhvd_status execute_allreduce(struct executor *exec, struct group *group, struct collective *const *colls, int count,
-                                     struct nccl_execution *gpu, struct plan *plan)
+                                     struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     bhvd_status status = BHVD_OK;
     bool present[BHVD_DTYPE_COUNT] = {false};
@@ -122,7 +143,7 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
             }
         }
         if (!status)
-            status = allreduce_vector(exec, group, colls[0], dtype, &list, dtypes == 1 ? plan : NULL);
+            status = allreduce_vector(exec, group, colls[0], dtype, &list, path, dtypes == 1 ? plan : NULL);
         span_list_fini(&list);
     }
     return status;
@@ -134,7 +155,8 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
 static int64_t rows_of(int64_t dim0, int index, int size) { return dim0 / size + (index < dim0 % size); }
 
 static bhvd_status execute_reducescatter(struct executor *exec, struct group *group, struct collective *coll,
-                                         struct tensor *tensor, size_t *part, struct nccl_execution *gpu, struct plan *plan)
+                                         struct tensor *tensor, size_t *part, struct nccl_execution *gpu,
+                                         enum host_path path, struct plan *plan)
 {
     struct reduction reduction = reduction_by(exec, coll, tensor->dtype, group->size);
     for (int i = 0; i < group->size; i++)
@@ -144,12 +166,12 @@ static bhvd_status execute_reducescatter(struct executor *exec, struct group *gr
                                   rows_of(tensor->dim0, group->rank, group->size), &reduction, part);
     if (executor_allocate_result(exec, tensor, rows_of(tensor->dim0, group->rank, group->size)))
         return exec->failure.status;
-    if (use_shared(exec, group)) {
+    if (path == HOST_SHARED) {
         struct span whole = {tensor->src, NULL, tensor->nbytes};
         return reducescatter_shared(exec, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
                                     part);
     }
-    if (use_hierarchy(exec, group) && group->hierarchy->shards == group->hierarchy->largest)
+    if (path == HOST_TWO_LEVEL)
         return reducescatter_two_level(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
     plan_reducescatter(plan, group, &reduction, tensor, part);
     return BHVD_OK;
@@ -157,7 +179,7 @@ static bhvd_status execute_reducescatter(struct executor *exec, struct group *gr
 
 static bhvd_status execute_allgather(struct executor *exec, struct group *group, struct collective *coll,
                                      struct tensor *tensor, const int64_t *dim0, size_t *part, struct nccl_execution *gpu,
-                                     struct plan *plan)
+                                     enum host_path path, struct plan *plan)
 {
     int64_t rows = 0;
     for (int i = 0; i < group->size; i++) {
@@ -168,11 +190,11 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
         return nccl_allgather(gpu, coll, (size_t)(tensor - coll->tensors), rows, part);
     if (executor_allocate_result(exec, tensor, rows))
         return exec->failure.status;
-    if (use_shared(exec, group)) {
+    if (path == HOST_SHARED) {
         struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
         return allgather_shared(exec, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     }
-    if (use_hierarchy(exec, group))
+    if (path == HOST_TWO_LEVEL)
         return allgather_two_level(plan, exec, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &exec->network, part);
     plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
@@ -181,7 +203,7 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
 
 static bhvd_status execute_alltoall(struct executor *exec, struct group *group, struct bhvd_operation *op,
                                     struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
-                                    struct nccl_execution *gpu, struct plan *plan)
+                                    struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     const int n = group->size;
     const struct parts parts = {bytes, bytes + n, (size_t)agreed[n] * tensor->row_nbytes};
@@ -196,31 +218,23 @@ static bhvd_status execute_alltoall(struct executor *exec, struct group *group, 
         return nccl_alltoall(gpu, &op->coll, (size_t)(tensor - op->coll.tensors), rows, &parts);
     if (executor_allocate_result(exec, tensor, rows))
         return exec->failure.status;
-    if (use_shared(exec, group))
+    if (path == HOST_SHARED)
         return alltoall_shared(exec, group, tensor->src, tensor->dst, &parts);
     schedule_alltoall(plan_begin(plan, group), parts.sent, parts.received);
     plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
 }
 
-// Does every host have a member with this one's local index?
-static bool is_on_every_host(const struct hierarchy *h, int position)
-{
-    int host, index;
-    hierarchy_find(h, position, &host, &index);
-    return index < h->shards;
-}
-
 static bhvd_status execute_broadcast(struct executor *exec, struct group *group, struct collective *coll, struct tensor *tensor,
-                                     int root, struct nccl_execution *gpu, struct plan *plan)
+                                     int root, struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     if (gpu)
         return nccl_broadcast(gpu, coll, (size_t)(tensor - coll->tensors), root);
     if (executor_allocate_result(exec, tensor, tensor->dim0))
         return exec->failure.status;
-    if (use_shared(exec, group))
+    if (path == HOST_SHARED)
         return broadcast_shared(exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    if (use_hierarchy(exec, group) && is_on_every_host(group->hierarchy, root))
+    if (path == HOST_TWO_LEVEL)
         return broadcast_two_level(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
     const bool chain = broadcast_by_chain(group->size, &exec->network, tensor->nbytes);
     broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
@@ -229,7 +243,7 @@ static bhvd_status execute_broadcast(struct executor *exec, struct group *group,
 
 // plan: for a concurrent execution; NULL: run to completion. Several tensors are executed one after the other.
 static bhvd_status execute_tensors(struct executor *exec, struct process_set *set, struct bhvd_operation *op,
-                                   struct nccl_execution *gpu, struct plan *plan)
+                                   struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     struct group *group = &set->group;
     struct collective *coll = &op->coll;
@@ -252,13 +266,13 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
         struct tensor *tensor = &coll->tensors[t];
         const int64_t *agreed = op->agreed + t * per_tensor;
         if (coll->kind == BHVD_ALLGATHER)
-            status = execute_allgather(exec, group, coll, tensor, agreed, bytes, gpu, plan);
+            status = execute_allgather(exec, group, coll, tensor, agreed, bytes, gpu, path, plan);
         else if (coll->kind == BHVD_ALLTOALL)
-            status = execute_alltoall(exec, group, op, tensor, agreed, op->received_splits + t * n, bytes, gpu, plan);
+            status = execute_alltoall(exec, group, op, tensor, agreed, op->received_splits + t * n, bytes, gpu, path, plan);
         else if (coll->kind == BHVD_REDUCESCATTER)
-            status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, plan);
+            status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, path, plan);
         else
-            status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, plan);
+            status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, path, plan);
         if (!status && own.is_planned)
             status = plan_execute(exec, &own);
     }
@@ -317,15 +331,16 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     struct executor *exec = &ctx->exec;
     struct collective *coll = execution->colls[0];
     struct nccl_execution *gpu;
+    const enum host_path path = host_path_of(exec, set, coll);
     const bool on_gpu = operation_of(coll)->on_gpu, is_primitive = coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S;
     bhvd_status status = begin(ctx, set, execution, &gpu);
     if (!status && is_primitive)
         status = finish(exec, &set->group, plan, on_gpu,
                         execute_primitive(exec, &set->group, coll, gpu, plan, error));
     else if (!status && coll->kind == BHVD_ALLREDUCE)
-        status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, on_gpu ? NULL : plan);
+        status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, path, on_gpu ? NULL : plan);
     else if (!status)
-        status = execute_tensors(exec, set, operation_of(coll), gpu, on_gpu ? NULL : plan);
+        status = execute_tensors(exec, set, operation_of(coll), gpu, path, on_gpu ? NULL : plan);
     return nccl_end(gpu, status);
 }
 
