@@ -25,10 +25,17 @@ def any_asynchronous() -> bool:
 
 
 def weights_broadcast(process_set: ProcessSet) -> None:
-    """Called on all ranks of a set, in the same step, when they have received one rank's weights."""
+    """Called on all ranks of a set, in the same step, when they have received one rank's weights.
+
+    The first time, drops the state of the weights that the ranks began with. Later, and after loading, the state comes
+    from equal weights, and is valid. Weights of an earlier step cannot be told from those of the last one: their state
+    must be loaded, too (docs/checkpoints.md).
+    """
     for model in list(_models):
-        if process_set is global_process_set or model.group is process_set:
-            model.weights_broadcast()
+        if model._initial_weights_differ and (process_set is global_process_set or model.group is process_set):
+            model._initial_weights_differ = False
+            for bucket in model.weights:
+                bucket.state.drop(shared=True)
 
 
 class Model:
@@ -252,17 +259,6 @@ class Model:
         if self._place not in (None, place):
             self.drop_state(shared=False)
         self._place = place
-
-    def weights_broadcast(self) -> None:
-        """All ranks have one rank's weights now. The first time, drops the state of the weights they began with.
-
-        Later, and after loading, the state comes from equal weights, and is valid. Weights of an earlier step cannot be
-        told from those of the last one: their state must be loaded, too (docs/checkpoints.md).
-        """
-        if self._initial_weights_differ:
-            self._initial_weights_differ = False
-            for bucket in self.weights:
-                bucket.state.drop(shared=True)
 
     def drop_state(self, shared: bool) -> None:
         """Drops rank-local state; with shared=True all state."""
