@@ -37,7 +37,7 @@ test: $(VENV)/built lint
 	$(BIN)/python -m pytest -m 'not long' -n 3 $(FILES)
 
 test-long: $(VENV)/built lint
-	$(BIN)/python -m pytest -n 2 $(FILES)
+	BHVD_SCHEDULES=10000 $(BIN)/python -m pytest -n 2 $(FILES)
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

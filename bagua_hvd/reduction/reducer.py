@@ -245,14 +245,11 @@ class Reducer:
         self.pending = False
         self.synchronized = False
         if not self.model.delay:
-            self._clear_buckets()
+            for bucket in self.model.gradients:
+                bucket.clear()
         self._window = Window(len(self._layout.members), self.passes)
         self._source.discard()
         self.model.hook = None
-
-    def _clear_buckets(self):
-        for bucket in self.model.gradients:
-            bucket.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -465,22 +462,6 @@ class Reducer:
             if self.group.rank() == 0:
                 warnings.warn(f"{type(self.algorithm).__name__}: {what} {how}", stacklevel=2)
 
-    def _post_rest(self):
-        """Places the gradients that no backward pass has made ready, and posts the remaining buckets."""
-        if not self.agreed:
-            self._agree()
-        window = self._window
-        if window.communicates is None:
-            self._begin()
-        if not window.communicates:
-            return
-        for index, placed in enumerate(window.placed):
-            if not placed:
-                self._place(index)
-        for number, bucket in enumerate(self.model.gradients):
-            if number not in window.operations:     # it could not be posted in the backward pass
-                self._post(bucket)
-
     def agree(self) -> None:
         """Agrees with the other ranks unless they have agreed. synchronize() raises the errors."""
         if not self.agreed and not self.accumulating and self._window.failure is None:
@@ -498,7 +479,17 @@ class Reducer:
         try:
             if self._late is not None:
                 self.arrive()
-            self._post_rest()
+            if self._agreed != runtime.changes:
+                self._agree()
+            if window.communicates is None:
+                self._begin()
+            if window.communicates:
+                for index, placed in enumerate(window.placed):
+                    if not placed:      # no backward pass has made it ready
+                        self._place(index)
+                for number, bucket in enumerate(self.model.gradients):
+                    if number not in window.operations:     # it could not be posted in the backward pass
+                        self._post(bucket)
             window.sent = True
             if self.model.delay:
                 self._late = DelayedWindow(window, self._byte_counter)
@@ -517,7 +508,8 @@ class Reducer:
             return
         self._late.wait_all()
         failure = self._wait(self._late.window)
-        self._clear_buckets()
+        for bucket in self.buckets:
+            bucket.clear()
         lost = self._late.inits != runtime.inits
         self._late = None
         if failure is None and not lost:
@@ -577,11 +569,12 @@ class Reducer:
                 self._cleared = False
                 self._begin_window()
             else:
-                self._clear_buckets()
+                for bucket in self.buckets:
+                    bucket.clear()
                 self.model.late.drop(shared=True)
                 self.reset()
             self.synchronizations += 1
-            self._add_exposed_time(started)
+            self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
             if self.model.timing is not None:
                 self.model.timing.waited(started)
         self.synchronized = True
@@ -645,7 +638,7 @@ class Reducer:
             self.reset()
             raise
         finally:
-            self._add_exposed_time(started)
+            self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def step(self) -> Any:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer must do it."""
@@ -677,7 +670,7 @@ class Reducer:
         self.model.stepped()
         runtime.steps += 1
         self._counter.steps += 1
-        self._add_exposed_time(started)
+        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
         self._resize()
         if self.observer is not None:
             self.observer.step_ended()
@@ -688,10 +681,6 @@ class Reducer:
             limit = self.algorithm.bucket_bytes(self.model)
             if limit != self._layout.limit:
                 self._layout.arrange(self._layout.bucketed(), limit)
-
-    def _add_exposed_time(self, started):
-        """Counts the time since `started` as waiting of the caller."""
-        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self) -> None:
         """The gradients have been zeroed: they are no longer those that were communicated."""

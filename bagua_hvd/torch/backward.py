@@ -43,6 +43,7 @@ _pass_state = threading.local()     # by the pass that is ending here: list of (
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()    # all Backwards
 _count = itertools.count()
 _place = operator.attrgetter("place")
+_nothing = type(None)                           # called, it returns None, as a dead weak reference does
 _hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
 SHARED = (
@@ -384,10 +385,6 @@ def _ordered(backwards):
     alive = [(reducer, backward) for backward in sorted(backwards, key=_place)
              if (reducer := backward._reducer()) is not None]
     return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
-
-
-def _nothing():
-    return None
 
 
 def _accumulation(parameter):

@@ -109,9 +109,7 @@ class State:
                 algorithm does not average gradients in every step.
         """
         group = self._connected()
-        if self._weight is not None:
-            self._weight.wait()
-        self._weight = Weight(weight, f"ddp.{self._number}.weight", group)
+        self._weight = Weight(weight, f"ddp.{self._number}.weight", group, self._weight)
 
     @property
     def step(self) -> int:

@@ -115,10 +115,6 @@ class TorchAdam(Adam):
         self._optimizer().state[self._parameters[index]]["step"] += 1
 
 
-def _nothing():
-    return None
-
-
 def _references(parameter):
     return sys.getrefcount(parameter.grad)
 
@@ -251,7 +247,7 @@ class TorchSource(Source):
         @uncompiled
         def first_one_comes(_):
             handle.remove()
-            made, version, _node = self._untouched.pop(index, (_nothing, 0, None))
+            made, version, _node = self._untouched.pop(index, (type(None), 0, None))
             gradient = made()
             if gradient is not None and parameter.grad is gradient and gradient._version == version:
                 parameter.grad = None
@@ -334,7 +330,7 @@ class TorchSource(Source):
         """
         self._adds |= adds
         gradient = self.parameters[index].grad
-        summed, version = self._sums.pop(index, (_nothing, 0))
+        summed, version = self._sums.pop(index, (type(None), 0))
         if gradient is not None and summed() is gradient and (self._adds or gradient._version == version):
             gradient.div_(self.process_set.size())
 
