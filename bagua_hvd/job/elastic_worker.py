@@ -15,10 +15,12 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
 from bagua_hvd.job.env import PLACE
@@ -44,7 +46,7 @@ class HostUpdateResult:
 class RemovedFromJob(SystemExit):
     """Raised by init() in a worker that has no slot any more. Ends the process with 0, unless it is caught."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(0)
 
 
@@ -127,7 +129,8 @@ class DriverLink:
         (timestamp, result), called by the receiving thread.
     """
 
-    def __init__(self, address, secret, worker, on_hosts_updated):
+    def __init__(self, address: str, secret: bytes, worker: int | str,
+                 on_hosts_updated: Callable[[int, int], object]) -> None:
         self._address = split_address(address)
         self._secret = secret
         self._worker = int(worker)
@@ -172,7 +175,7 @@ class DriverLink:
                 self._answers.put(message)
         self._answers.put(Refused("The driver of the elastic job has closed the connection."))
 
-    def join(self, skip_sync=False, failure=None, silent=None):
+    def join(self, skip_sync: bool = False, failure: str | None = None, silent: int | None = None) -> Assignment:
         """Asks to take part in the next rendezvous, and blocks until the driver responds.
 
         Args:
@@ -195,7 +198,7 @@ class DriverLink:
         self._refused = answer          # for every later join() as well: the driver may send nothing more
         raise ValueError(f"Horovod initialization failed. {answer.reason}")
 
-    def send_to_driver(self, message):
+    def send_to_driver(self, message: Join | Syncing | Synced) -> None:
         """Sends the driver a message."""
         self._unanswered = message
         self._send(message)
@@ -219,7 +222,7 @@ class _Worker:
 worker = _Worker()
 
 
-def connect():
+def connect() -> DriverLink | None:
     """The DriverLink of this process, created if there is none; None: the job is not elastic.
 
     Raises:
@@ -232,7 +235,7 @@ def connect():
     return worker.link
 
 
-def join_generation(link, failure=None):
+def join_generation(link: DriverLink, failure: str | None = None) -> Assignment:
     """Joins the next rendezvous and puts the assigned rank into this process's environment. See DriverLink.join."""
     worker.assignment = assignment = link.join(worker.may_skip_sync, failure, worker.silent)
     worker.may_skip_sync, worker.silent = False, None
@@ -240,7 +243,7 @@ def join_generation(link, failure=None):
     return assignment
 
 
-def failed(error):
+def failed(error: HorovodInternalError) -> None:
     """Notes that the job failed with a HorovodInternalError: the next join tells the driver which rank was silent.
 
     The driver notices by itself when a rank has ended.
@@ -248,12 +251,12 @@ def failed(error):
     worker.silent = error.rank if error.cause == "silent" else None
 
 
-def skip_sync(wanted):
+def skip_sync(wanted: bool) -> bool:
     """Whether to skip the synchronization after a reset: in an elastic job, only if all members agreed on that."""
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
-def send_to_driver(message):
+def send_to_driver(message: Syncing | Synced) -> None:
     """Sends the driver, if there is one, Syncing or Synced."""
     if worker.link is not None:
         worker.link.send_to_driver(message)

@@ -101,7 +101,7 @@ class Rendezvous(Server):
             says which.
     """
 
-    def __init__(self, secret, host="127.0.0.1", port=None):
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int | None = None) -> None:
         if not secret:
             raise RuntimeError("the job's secret is empty, so anybody could join the job: set _HOROVOD_SECRET_KEY to "
                                "random bytes")
@@ -111,14 +111,14 @@ class Rendezvous(Server):
             raise RuntimeError(str(missing)) from None
         self.host = host
         self._scopes: dict[str, _Scope] = {}
-        self._ended = []            # (scope, rank, exit code), the first one first
+        self._ended: list[tuple[str, int, int | None]] = []     # (scope, rank, exit code), the first one first
         self._replying: set[asyncio.Task] = set()
         try:
             super().__init__(secret, host, "bagua_hvd rendezvous", None if port is None else [port])
         except OSError as error:
             raise RuntimeError(str(error)) from error
 
-    def rank_ended(self, rank, exit_code, scope=""):
+    def rank_ended(self, rank: int, exit_code: int | None, scope: str = "") -> None:
         """Tells ranks that wait for this one in init(), now or later, that its process has ended. Until close().
 
         Args:
@@ -145,7 +145,7 @@ class Rendezvous(Server):
             self._replying |= scope.connections
             scope.response.set_result(channel.encode(message) + content)
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = channel.decode(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS), Register)
         endpoint = bytes.fromhex(request.endpoint)
         if not (0 < len(request.scope.encode()) <= _SCOPE_MAX and 0 < request.size <= _SIZE_MAX and request.rank >= 0
@@ -261,7 +261,7 @@ def _connect(options, deadline, address):
                   "reach that address?")
 
 
-def _fail(kind, message) -> NoReturn:
+def _fail(kind: str, message: str) -> NoReturn:
     from bagua_hvd.core import native  # late: baguarun answers --help and --check-build without it
 
     native.raise_failure(native.Failure(getattr(native.lib, f"BHVD_{kind}"), message))

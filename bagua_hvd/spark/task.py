@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.runner.common.util.hosts import slots_on
+from bagua_hvd.runner.common.util.hosts import SlotInfo, slots_on
 from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
@@ -74,7 +75,7 @@ class Job:
     interfaces: str = ""
 
 
-def places(told):
+def places(told: Sequence[str]) -> tuple[list[int], list[SlotInfo]]:
     """Ranks of the partitions, and SlotInfos of the ranks. The ranks of a host are consecutive.
 
     Args:
