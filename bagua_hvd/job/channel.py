@@ -66,32 +66,32 @@ class HungUp(NotAuthenticated):
 
 
 class Handshake:
-    """One side of the handshake, without I/O: send `hello`; receive the peer's, send answer(); receive it, check() it.
+    """One side of the handshake, without I/O: send `hello`; receive the peer's, send proof(); receive it, check() it.
 
     Args:
         secret: bytes. role: CONNECTED or ACCEPTED. port: the accepting side's.
     """
 
-    def __init__(self, secret: Any, role: Any, port: Any) -> None:
+    def __init__(self, secret: bytes, role: bytes, port: int) -> None:
         self._secret = secret
         self._role = role
         self._bound = _MAGIC + port.to_bytes(4, "little")
         self.hello = _MAGIC + secrets.token_bytes(_NONCE_SIZE)
-        self._expected = None
+        self._expected: Any = None
 
-    def _proof(self, role, own, other):
+    def _proof_of(self, role, own, other):
         return hmac.digest(self._secret, role + self._bound + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
 
-    def answer(self, peer_hello: Any) -> Any:
+    def proof(self, peer_hello: bytes) -> bytes:
         """The proof to send. NotAuthenticated: the peer speaks another protocol."""
         if not peer_hello.startswith(_MAGIC):
             raise NotAuthenticated("the other side does not speak this version of bagua_hvd's protocol: install the "
                                    "same version on every host")
         peer_role = ACCEPTED if self._role == CONNECTED else CONNECTED
-        self._expected = self._proof(peer_role, peer_hello, self.hello)
-        return self._proof(self._role, self.hello, peer_hello)
+        self._expected = self._proof_of(peer_role, peer_hello, self.hello)
+        return self._proof_of(self._role, self.hello, peer_hello)
 
-    def check(self, peer_proof: Any) -> None:
+    def check(self, peer_proof: bytes) -> None:
         """NotAuthenticated: the peer has another secret, or connected to another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
             raise NotAuthenticated(
@@ -131,7 +131,7 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = Handshake(secret, CONNECTED, port)
             self._socket.sendall(handshake.hello)
-            self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
+            self._socket.sendall(handshake.proof(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
             self._exactly(len(ADMISSION))
             self._socket.settimeout(None)

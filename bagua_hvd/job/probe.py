@@ -1,6 +1,6 @@
 """Finds the addresses at which other hosts can reach a host, by connecting. Needs only Python's own modules.
 
-Several hosts may have the same address (a container bridge, loopback), so the host that answers must prove that it is
+Several hosts may have the same address (a container bridge, loopback), so the host that responds must prove that it is
 the intended one: the handshake's secret is derived from its name and a key, which belongs to one job and goes by ssh.
 """
 import asyncio
@@ -53,10 +53,10 @@ def addresses(nics: Collection[str] | None = None) -> list[list[str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue    # has no IPv4 address
-            found.append([name, socket.inet_ntoa(answer[20:24])])
+            found.append([name, socket.inet_ntoa(packed[20:24])])
     with suppress(FileNotFoundError), open(_IPV6_TABLE) as table:
         for digits, _, _, scope, flags, name in map(str.split, table):
             if scope == _IPV6_GLOBAL and not int(flags, 16) & _IPV6_UNFIT:
@@ -124,9 +124,9 @@ def _reaches(target, key, deadline):
 
 
 def connect(addresses: Sequence[Sequence[Any]], secret: bytes, seconds: float) -> Connection:
-    """The Connection to the first of these [host, port] pairs that answers; to an IPv6 one only if no other does.
+    """The Connection to the first of these [host, port] pairs that responds; to an IPv6 one only if no other does.
 
-    Tries them in parallel, since some may be unreachable, each for `seconds`. OSError: none answers.
+    Tries them in parallel, since some may be unreachable, each for `seconds`. OSError: none responds.
     """
 
     def attempt(address):

@@ -76,7 +76,7 @@ class Server:
         port = writer.get_extra_info("sockname")[1]
         handshake = channel.Handshake(self._secret, channel.ACCEPTED, port)
         writer.write(handshake.hello)
-        writer.write(handshake.answer(await reader.readexactly(channel.HELLO_SIZE)))
+        writer.write(handshake.proof(await reader.readexactly(channel.HELLO_SIZE)))
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))
         writer.write(channel.ADMISSION)
 

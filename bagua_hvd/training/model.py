@@ -257,7 +257,7 @@ class Model:
         """All ranks have one rank's weights now. The first time, drops the state of the weights they began with.
 
         Later, and after loading, the state comes from equal weights, and is valid. Weights of an earlier step cannot be
-        told from those of the last one: their state must be loaded, too (docs/checkpoints.md).
+        distinguished from those of the last one: their state must be loaded, too (docs/checkpoints.md).
         """
         if self._initial_weights_differ:
             self._initial_weights_differ = False

@@ -204,11 +204,11 @@ class ElasticDriver:
             self._state_exists = self._state_exists or all(
                 other.has_state for other in self._live() if other.rank is not None)
 
-    def answered(self, number: int) -> None:
+    def responded(self, number: int) -> None:
         """A worker has responded to a Ping."""
         worker = self._workers.get(number)
-        if worker is not None and worker.answer_by is not None:
-            worker.answer_by = math.inf
+        if worker is not None and worker.respond_by is not None:
+            worker.respond_by = math.inf
 
     def disconnected(self, number: int) -> None:
         """A connection broke: its worker no longer waits in init(), until it reconnects and repeats its join."""
@@ -452,10 +452,10 @@ class ElasticDriver:
         for worker in workers:
             if worker.phase is not Phase.RUNNING:
                 continue
-            if worker.answer_by is None:
-                worker.answer_by = now + self._settings.start_timeout
+            if worker.respond_by is None:
+                worker.respond_by = now + self._settings.start_timeout
                 self._crew.send(worker.number, Ping())
-            elif now >= worker.answer_by:
+            elif now >= worker.respond_by:
                 self._kill(worker, "did not respond")
 
     def _kill_after(self, seconds, workers, now, why):
@@ -479,7 +479,7 @@ class ElasticDriver:
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
-            worker.syncs, worker.silent, worker.answer_by = False, None, None
+            worker.syncs, worker.silent, worker.respond_by = False, None, None
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}

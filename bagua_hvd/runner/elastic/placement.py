@@ -26,7 +26,7 @@ class Worker:
         since: when the phase began. rank: in the present generation; None: it is not a member.
         has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
         skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
-        answer_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
+        respond_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
         leave_by: in LEAVING, when it will be stopped; None: it was stopped, or has disconnected.
     """
 
@@ -40,7 +40,7 @@ class Worker:
     syncs: bool = False
     skip_sync: bool = False
     silent: int | None = None
-    answer_by: float | None = None
+    respond_by: float | None = None
     leave_by: float | None = None
 
 

@@ -222,5 +222,5 @@ def _handle(driver, event, number, data):
     elif event == "ended":
         driver.ended(number, *data)
     else:
-        {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.answered,
+        {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.responded,
          "disconnected": driver.disconnected}[event](number)

@@ -187,10 +187,10 @@ class Agent:
         name, arguments = payload
         def work():
             try:
-                kind, answer = Kind.ANSWER, getattr(self._requests, name)(**arguments)
+                kind, response = Kind.RESPONSE, getattr(self._requests, name)(**arguments)
             except Exception as error:
-                kind, answer = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
-            self._supervisor.call_soon(lambda: self._send(kind, number, answer))
+                kind, response = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
+            self._supervisor.call_soon(lambda: self._send(kind, number, response))
 
         threading.Thread(target=work, name=name, daemon=True).start()
 

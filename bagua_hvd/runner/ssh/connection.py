@@ -327,17 +327,17 @@ class RemoteHost:
         elif kind == Kind.SAY:
             said = payload.decode(errors="replace").rstrip("\n").removeprefix("baguarun: ")
             self._say(f"host {self.name}: {said}")
-        elif kind == Kind.ANSWER:
+        elif kind == Kind.RESPONSE:
             self._requests.pop(number).set_result(json.loads(payload))
         elif kind == Kind.REFUSAL:
             self._requests.pop(number).set_exception(RuntimeError(f"host {self.name}: {json.loads(payload)}"))
         elif kind == Kind.EXIT:
             self._processes[number].end(json.loads(payload))
         elif kind == Kind.READY:
-            answer = fill(Ready, json.loads(payload))
-            self.host_hash = answer.host_hash
-            if answer.problem:
-                self.error = f"host {self.name} {answer.problem}"
+            response = fill(Ready, json.loads(payload))
+            self.host_hash = response.host_hash
+            if response.problem:
+                self.error = f"host {self.name} {response.problem}"
             self._ready.set()
 
     def _lose(self):

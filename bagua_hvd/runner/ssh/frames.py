@@ -24,12 +24,12 @@ class Kind(enum.IntEnum):
     FINISH = 5          # launcher: end when no process runs any more
     PING = 6            # launcher: it lives
     REQUEST = 7         # launcher, request; [function's name, arguments]
-    READY = 32          # agent, answers BEGIN; Ready
+    READY = 32          # agent, the response to BEGIN; Ready
     STDOUT = 33         # agent, process; bytes, none: closed
     STDERR = 34         # agent, process; as STDOUT
     EXIT = 35           # agent, process; exit code
     SAY = 36            # agent; bytes for the launcher's stderr
-    ANSWER = 37         # agent, request; result of the function
+    RESPONSE = 37       # agent, request; result of the function
     REFUSAL = 38        # agent, request; why there is no result
 
 

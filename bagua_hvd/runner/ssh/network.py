@@ -20,7 +20,7 @@ from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
 
 LAUNCHER = "launcher's host"
 # Time for a host's response, within the total limit.
-_ANSWER_SECONDS = 2
+_RESPONSE_SECONDS = 2
 
 
 class NoRoute(RuntimeError):
@@ -106,7 +106,7 @@ class Network:
             ports = list(variables.read("BAGUA_HVD_PORTS"))
             asked = {name: host.request("listen", name=name, key=key, nics=self._nics, ports=ports)
                      for name, host in hosts.items()}
-            found = {name: _answer(name, future, deadline, timeout) for name, future in asked.items()}
+            found = {name: _response(name, future, deadline, timeout) for name, future in asked.items()}
             for name, each in found.items():
                 self._addresses[name] = list(map(tuple, each["addresses"]))
                 if not each["addresses"]:
@@ -121,11 +121,11 @@ class Network:
                                   for other in hosts if other != name for _, address in self._addresses[other]
                                   if (":" in address) == by_6 and (name, other, address) not in self._tried]
                            for name in hosts}
-                seconds = max(0.1, deadline - time.monotonic() - _ANSWER_SECONDS)
+                seconds = max(0.1, deadline - time.monotonic() - _RESPONSE_SECONDS)
                 asked = {name: host.request("reachable", key=key, timeout=seconds, targets=targets[name])
                          for name, host in hosts.items()}
                 for name, future in asked.items():
-                    for other, address, _ in _answer(name, future, deadline, timeout):
+                    for other, address, _ in _response(name, future, deadline, timeout):
                         self._reached[name, other].add(address)
                 self._tried.update((name, *target[:2]) for name in hosts for target in targets[name])
                 if self._is_complete(hosts):
@@ -193,7 +193,7 @@ def _no_interface(name, nics):
                    "--network-interfaces or HOROVOD_GLOO_IFACE", {name})
 
 
-def _answer(name, future, deadline, timeout):
+def _response(name, future, deadline, timeout):
     try:
         return future.result(max(0, deadline - time.monotonic()))
     except ConnectionError:

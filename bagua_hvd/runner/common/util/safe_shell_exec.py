@@ -6,9 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import TextIO
 
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
-from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
-
-GRACEFUL_TERMINATION_TIME_S = GRACE_SECONDS
+from bagua_hvd.runner.supervisor import Supervisor, Task
 
 
 def execute(command: str | Sequence[str], env: dict[str, str] | None = None, stdout: TextIO | None = None,
