@@ -106,7 +106,7 @@ class TextStream:
 
 
 class Stream(Protocol):
-    """A Console's way out: a Descriptor or TextStream, for example."""
+    """A destination of a Console, such as a Descriptor or TextStream."""
 
     is_terminal: bool
     while_blocked: Callable[[], bool]

@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -15,7 +16,6 @@ from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.dashboard import Dashboard
-from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import (
     Interrupted,
     OutputOptions,
@@ -31,6 +31,9 @@ from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.network import find_places
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
+
+if TYPE_CHECKING:           # baguarun itself does not need cloudpickle
+    from bagua_hvd.runner.function_server import FunctionServer
 
 
 def host_options(env: Mapping[str, str], ssh_port: int | None = None,
@@ -56,7 +59,7 @@ def host_options(env: Mapping[str, str], ssh_port: int | None = None,
 
 def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str], output: OutputOptions,
                options: HostOptions, verbose: bool = False, console: Console | None = None,
-               server: FunctionServer | None = None, dashboard: bool = False) -> None:
+               server: "FunctionServer | None" = None, dashboard: bool = False) -> None:
     """Runs the command once for every slot and returns when all ranks have ended with 0.
 
     Args:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -21,13 +21,15 @@ from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDi
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, bind_address
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
 from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Outcome, Supervisor
+
+if TYPE_CHECKING:
+    from bagua_hvd.runner.function_server import FunctionServer
 
 _DISCOVERY_SECONDS = 1
 _GIVE_UP_SECONDS = 1
@@ -112,7 +114,8 @@ def listen_address(discovery: HostDiscovery, settings: ElasticSettings) -> str:
 
 def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticSettings, env: dict[str, str],
                 output: OutputOptions, options: HostOptions, cooldown_range: Sequence[float] | None = None,
-                console: Console | None = None, server: FunctionServer | None = None, dashboard: bool = False) -> None:
+                console: Console | None = None, server: "FunctionServer | None" = None,
+                dashboard: bool = False) -> None:
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:

@@ -205,7 +205,7 @@ def _response(name, future, deadline, timeout):
         raise NoRoute(str(error), {name}) from None
 
 
-def find_places(remote: Collection[RemoteHost], local: Iterable[str],
+def find_places(remote: Collection[RemoteHost], local: Collection[str],
                 options: HostOptions) -> tuple[dict[str, Place], str]:
     """({host: Place}, address to bind the rendezvous to) of a job of fixed size.
 
