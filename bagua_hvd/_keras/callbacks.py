@@ -6,7 +6,7 @@ Momentum correction (Goyal et al., arXiv:1706.02677) when the learning rate chan
 
 Here v itself is scaled before the step, which is the same step, and also works if it is compiled with m as a constant.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -74,7 +74,8 @@ class BroadcastGlobalVariablesCallback(Callback):
         ValueError: an entry of local_variables is not a variable.
     """
 
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
+    def __init__(self, root_rank: int, device: str = "",
+                 local_variables: Iterable[keras.Variable] | None = None) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.local_variables = list(local_variables or [])

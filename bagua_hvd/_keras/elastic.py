@@ -10,6 +10,8 @@
 """
 from typing import Any
 
+import keras
+
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.backend import current
 from bagua_hvd._keras.callbacks import Callback
@@ -43,7 +45,8 @@ class KerasState(ObjectState):
             DistributedOptimizer that can keep every step, or has made a step.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
+    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None, *,
+                 every_step: bool = False, **kwargs: Any) -> None:
         if not model.built or not model.weights:
             raise ValueError("Model must be built first. Run `model.build(input_shape)`, or the model on some data.")
         self.model = model
@@ -107,7 +110,7 @@ class CommitStateCallback(Callback):
         state: an elastic state. batches_per_commit: a larger number is faster, and loses more when a rank is lost.
     """
 
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
@@ -141,7 +144,7 @@ class UpdateBatchStateCallback(Callback):
         state: an elastic state with an attribute `batch`, at first 0.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: ObjectState) -> None:
         super().__init__()
         self.state = state
         self._done = 0
@@ -171,7 +174,7 @@ class UpdateEpochStateCallback(Callback):
         state: an elastic state with an attribute `epoch`, at first 0.
     """
 
-    def __init__(self, state: Any) -> None:
+    def __init__(self, state: ObjectState) -> None:
         super().__init__()
         self.state = state
         self._offset: Any = None

@@ -197,7 +197,7 @@ class QuorumServer(Server):
 
     def __init__(self, secret: bytes, host: str) -> None:
         self._outers: dict[str, _Outer] = {}
-        super().__init__(secret, host, "quorum server")     # type: ignore[no-untyped-call]
+        super().__init__(secret, host, "quorum server")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Handles the messages of one rank."""
@@ -220,7 +220,7 @@ class QuorumServer(Server):
         if threading.current_thread() is self._thread:
             self.loop.call_soon(self.loop.stop)
         else:
-            self.close()        # type: ignore[no-untyped-call]
+            self.close()
 
 
 class _Link:

@@ -32,5 +32,3 @@ class Rotated(ByteGrad):
     def __init__(self, bits: int = 2, block: int = 512, error_feedback: bool = False, hierarchical: bool = True,
                  average: bool = True) -> None:
         super().__init__(hierarchical, average, error_feedback, rotated(bits, block))
-        self.bits = bits
-        self.block = block

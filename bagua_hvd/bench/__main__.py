@@ -11,6 +11,10 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bagua_hvd.bench.results import Others, Results
 
 # Before anything imports torch: a job's ranks measure in this process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
@@ -35,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def job_rank():
+def job_rank() -> int:
     """This process's rank in its job; 0 outside a job."""
     return variables.read("HOROVOD_RANK")
 
@@ -47,7 +51,7 @@ def _size(text):
     return int(match[1]) * _UNITS[match[2]]
 
 
-def positive(text):
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return int(text)
@@ -68,7 +72,7 @@ def _known(option, texts, known):
     return values
 
 
-def build_parser():
+def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m bagua_hvd.bench", allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__,
@@ -93,7 +97,8 @@ def build_parser():
     return parser
 
 
-def parse_options(arguments=None, parser=None, check=None):
+def parse_options(arguments: Sequence[str] | None = None, parser: argparse.ArgumentParser | None = None,
+                  check: Callable[[argparse.Namespace], object] | None = None) -> argparse.Namespace:
     """Parses and checks the options. Wrong ones end the process with one sentence and exit code 2.
 
     Args:
@@ -111,12 +116,12 @@ def parse_options(arguments=None, parser=None, check=None):
     return options
 
 
-def job_size():
+def job_size() -> int | None:
     """Number of ranks of this process's job; None outside a job."""
     return variables.read("HOROVOD_SIZE") if variables.given("HOROVOD_SIZE") else None
 
 
-def set_ranks(options):
+def set_ranks(options: argparse.Namespace) -> None:
     """Sets options.np if it is not given. ValueError: this job has another size."""
     size = job_size()
     if size and options.np not in (None, size):
@@ -171,7 +176,8 @@ def _measure_fresh(options, where, guard):
                               guard)
 
 
-def measure_and_print(options, where=None, described="", guard=None):
+def measure_and_print(options: argparse.Namespace, where: Any = None, described: str = "",
+                      guard: rounds.Guard | None = None) -> tuple[Results, Others]:
     """Measures and prints the table. Returns the result of rounds.interleaved(), by the names in the table.
 
     Args:
@@ -185,7 +191,8 @@ def measure_and_print(options, where=None, described="", guard=None):
         print(report.machine_line(facts) + "\n" + report.method_line(options, in_job, described), flush=True)
     results, others = (rounds.in_job(options, functools.partial(measure, options=options)) if in_job else
                        _measure_fresh(options, where, guard))
-    results, others = ({_label(name, options): of for name, of in found.items()} for found in (results, others))
+    results = {_label(name, options): times for name, times in results.items()}
+    others = {_label(name, options): used for name, used in others.items()}
     rows = report.rows(results, cases(options, options.np), options.np)
     if speaks:
         print("\n" + report.table(report.COLUMNS, [row.cells() for row in rows], left=3), flush=True)
@@ -200,7 +207,7 @@ def _stop(signum, frame):
     sys.exit(128 + signum)
 
 
-def run(work, *arguments):
+def run(work: Callable[..., object], *arguments: object) -> int:
     """Calls work(*arguments) as a program. Returns the exit code; signals end the process."""
     signal.signal(signal.SIGTERM, _stop)
     try:

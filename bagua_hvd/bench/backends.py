@@ -4,9 +4,11 @@ A backend turns (op, tensor) into a function of no arguments that makes one bloc
 buffers are torch tensors; MPI sees them through numpy. Allreduce and broadcast overwrite the tensor. The results of the
 other collectives are new tensors in bagua_hvd (its interface) and one reused tensor in gloo and MPI (theirs).
 """
+import argparse
 import datetime
 import functools
 import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch
 from bagua_hvd.core import variables
 
 GLOO_TIMEOUT_SECONDS = 120
+Call = Callable[[], Any]        # makes one call, and returns its result
 
 
 def _name(tensor):
@@ -23,7 +26,7 @@ def _name(tensor):
 class Bagua:
     """The public interface of bagua_hvd.torch; with an algorithm, allreduce is the algorithm's, over a bucket."""
 
-    def __init__(self, options):
+    def __init__(self, options: argparse.Namespace) -> None:
         import bagua_hvd.torch as hvd
         from bagua_hvd import algorithms
 
@@ -32,10 +35,10 @@ class Bagua:
         self.rank, self.size = hvd.rank(), hvd.size()
         self.communicate: Any = algorithms.get(options.algorithm).communicate if options.algorithm else None
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.hvd.barrier()
 
-    def allreduce(self, tensor):
+    def allreduce(self, tensor: torch.Tensor) -> Call:
         if self.communicate:
             return self._bucket_allreduce(tensor, _name(tensor))
         return functools.partial(self.hvd.allreduce_, tensor, op=self.hvd.Sum, name=_name(tensor))
@@ -54,19 +57,19 @@ class Bagua:
 
         return call
 
-    def broadcast(self, tensor):
+    def broadcast(self, tensor: torch.Tensor) -> Call:
         return functools.partial(self.hvd.broadcast_, tensor, 0, name=_name(tensor))
 
-    def allgather(self, tensor):
+    def allgather(self, tensor: torch.Tensor) -> Call:
         return functools.partial(self.hvd.allgather, tensor, name=_name(tensor))
 
-    def alltoall(self, tensor):
+    def alltoall(self, tensor: torch.Tensor) -> Call:
         return functools.partial(self.hvd.alltoall, tensor, name=_name(tensor))
 
-    def reducescatter(self, tensor):
+    def reducescatter(self, tensor: torch.Tensor) -> Call:
         return functools.partial(self.hvd.reducescatter, tensor, op=self.hvd.Sum, name=_name(tensor))
 
-    def many(self, tensors):
+    def many(self, tensors: Sequence[torch.Tensor]) -> Call:
         hvd = self.hvd
         names = [f"bench.gradient.{index}" for index in range(len(tensors))]
 
@@ -81,7 +84,7 @@ class Bagua:
 
         return call
 
-    def close(self):
+    def close(self) -> None:
         self.hvd.shutdown()
 
 
@@ -92,14 +95,14 @@ class Gloo:
         store: a torch.distributed store, for the rendezvous.
     """
 
-    def __init__(self, store, rank, size):
+    def __init__(self, store: torch.distributed.Store, rank: int, size: int) -> None:
         import torch.distributed as dist
 
         timeout = datetime.timedelta(seconds=GLOO_TIMEOUT_SECONDS)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
         self.dist, self.rank, self.size = dist, rank, size
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.dist.barrier()
 
     def _over(self, collective, tensor):
@@ -109,10 +112,10 @@ class Gloo:
 
         return call
 
-    def allreduce(self, tensor):
+    def allreduce(self, tensor: torch.Tensor) -> Call:
         return self._over(self.dist.all_reduce, tensor)
 
-    def broadcast(self, tensor):
+    def broadcast(self, tensor: torch.Tensor) -> Call:
         return self._over(lambda output: self.dist.broadcast(output, 0), tensor)
 
     def _into(self, collective, tensor, count):
@@ -124,16 +127,16 @@ class Gloo:
 
         return call
 
-    def allgather(self, tensor):
+    def allgather(self, tensor: torch.Tensor) -> Call:
         return self._into(self.dist.all_gather_into_tensor, tensor, tensor.numel() * self.size)
 
-    def alltoall(self, tensor):
+    def alltoall(self, tensor: torch.Tensor) -> Call:
         return self._into(self.dist.all_to_all_single, tensor, tensor.numel())
 
-    def reducescatter(self, tensor):
+    def reducescatter(self, tensor: torch.Tensor) -> Call:
         return self._into(self.dist.reduce_scatter_tensor, tensor, tensor.numel() // self.size)
 
-    def many(self, tensors):
+    def many(self, tensors: Sequence[torch.Tensor]) -> Call:
         def call():
             for work in [self.dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 work.wait()
@@ -141,23 +144,23 @@ class Gloo:
 
         return call
 
-    def close(self):
+    def close(self) -> None:
         self.dist.destroy_process_group()
 
 
 class Mpi:
     """mpi4py on the tensors' own memory."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from mpi4py import MPI
 
         self.MPI, self.comm = MPI, MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
-    def barrier(self):
+    def barrier(self) -> None:
         self.comm.Barrier()
 
-    def allreduce(self, tensor):
+    def allreduce(self, tensor: torch.Tensor) -> Call:
         comm, array = self.comm, tensor.numpy()
 
         def call():
@@ -166,7 +169,7 @@ class Mpi:
 
         return call
 
-    def broadcast(self, tensor):
+    def broadcast(self, tensor: torch.Tensor) -> Call:
         def call():
             self.comm.Bcast(tensor.numpy(), 0)
             return tensor
@@ -183,16 +186,16 @@ class Mpi:
 
         return call
 
-    def allgather(self, tensor):
+    def allgather(self, tensor: torch.Tensor) -> Call:
         return self._into(self.comm.Allgather, tensor, tensor.numel() * self.size)
 
-    def alltoall(self, tensor):
+    def alltoall(self, tensor: torch.Tensor) -> Call:
         return self._into(self.comm.Alltoall, tensor, tensor.numel())
 
-    def reducescatter(self, tensor):
+    def reducescatter(self, tensor: torch.Tensor) -> Call:
         return self._into(self.comm.Reduce_scatter_block, tensor, tensor.numel() // self.size)
 
-    def many(self, tensors):
+    def many(self, tensors: Sequence[torch.Tensor]) -> Call:
         arrays = [tensor.numpy() for tensor in tensors]
 
         def call():
@@ -201,15 +204,15 @@ class Mpi:
 
         return call
 
-    def close(self):
+    def close(self) -> None:
         pass        # mpi4py finalizes MPI at exit
 
-    def abort(self):
+    def abort(self) -> None:
         """Called after a failure: a rank that merely exits would wait in MPI_Finalize for the others."""
         self.comm.Abort(1)
 
 
-def create(name, options, folder):
+def create(name: str, options: argparse.Namespace, folder: str) -> Bagua | Gloo | Mpi:
     """The backend in a rank of its own job; gloo's rendezvous is a file in `folder`."""
     if name == "bagua":
         return Bagua(options)
@@ -219,7 +222,7 @@ def create(name, options, folder):
     return Gloo(torch.distributed.FileStore(os.path.join(folder, "gloo"), size), rank, size)
 
 
-def create_gloo_within(bagua):
+def create_gloo_within(bagua: Bagua) -> Gloo:
     """Gloo between the ranks of a running bagua_hvd job."""
     from bagua_hvd.job.environment import read_options
 

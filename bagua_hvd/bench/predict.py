@@ -10,6 +10,7 @@ import argparse
 import functools
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,11 +50,11 @@ class Profile:
     gradients: list[tuple[str, tuple[int, ...], float]]
 
     @property
-    def computing_s(self):
+    def computing_s(self) -> float:
         return self.forward_s + self.backward_s + self.step_s
 
     @functools.cached_property
-    def parameters(self):
+    def parameters(self) -> int:
         return sum(math.prod(shape) for _, shape, _ in self.gradients)
 
 
@@ -141,7 +142,7 @@ def even_profile(parameters: float, computing_s: float, layers: int = LAYERS) ->
                    [(f"layer{i}", (width, width), 0.6 * computing_s * (i + 1) / layers) for i in range(layers)])
 
 
-def _lines(profile: Profile, network: Network):
+def _lines(profile: Profile, network: Network) -> Iterator[tuple[str, ...]]:
     found = {name: sends(name, network.hosts, profile.parameters, thin(profile)) for name in LOSSES}
     exact = step_s(found[EXACT], profile, network)
     for name, said in found.items():

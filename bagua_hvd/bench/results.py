@@ -2,13 +2,19 @@
 import json
 import os
 import sys
+from collections.abc import Callable
+
+# Seconds per call, one number for each sample: by Case.key; by backend and Case.key, for each round.
+Times = dict[str, list[float]]
+Results = dict[str, dict[str, list[list[float]]]]
+Others = dict[str, list[float | None]]          # by backend: cores that other programs used in each round
 
 
 class WrongResult(Exception):
     """The result of a collective is wrong."""
 
 
-def describe(error):
+def describe(error: BaseException) -> str:
     """An exception as one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, WrongResult):
@@ -23,7 +29,7 @@ def _write(path, content):
     os.rename(path + ".part", path)
 
 
-def leave(folder, rank, work):
+def leave(folder: str, rank: int, work: Callable[[], object]) -> int:
     """Writes work()'s result, or its error, to the rank's file. Returns the exit code."""
     try:
         _write(os.path.join(folder, f"rank{rank}.json"), work())

@@ -2,6 +2,7 @@
 
 baguarun starts the ranks of bagua and gloo, mpiexec those of MPI. Both end with this process, and so do their ranks.
 """
+import argparse
 import functools
 import importlib.util
 import io
@@ -13,13 +14,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+from bagua_hvd.bench.results import Others, Results, Times
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util.safe_shell_exec import execute
 
 ROUND_TIMEOUT_SECONDS = 900
+Watched = tuple[Times, float | None]     # and the cores used by other programs
+Guard = Callable[[Callable[[], Watched]], Watched]
 MPI_DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -27,13 +33,13 @@ class RoundFailed(RuntimeError):
     """A round gave no times; the message says which, and why."""
 
 
-def find_mpiexec():
+def find_mpiexec() -> str | None:
     """The mpiexec installed with this Python, else one in PATH, else None."""
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     return beside if os.access(beside, os.X_OK) else shutil.which("mpiexec")
 
 
-def why_left_out(backend, options):
+def why_left_out(backend: str, options: argparse.Namespace) -> str | None:
     """The reason why this backend cannot be measured here, or None."""
     if importlib.util.find_spec("torch") is None:
         return "no module named torch"
@@ -78,7 +84,8 @@ def _reason(folder, output):
     return " | ".join(sentences[:1] + last) or "no output"
 
 
-def run_round(backend, options, hosts=None, program="bagua_hvd.bench.rank"):
+def run_round(backend: str, options: argparse.Namespace, hosts: Any = None,
+              program: str = "bagua_hvd.bench.rank") -> list[Times]:
     """Runs one round; returns a list over ranks of {Case.key: [seconds]}.
 
     Args:
@@ -135,7 +142,7 @@ class OthersCpu:
             self.used = max(0.0, used / elapsed)
 
 
-def slowest(by_rank):
+def slowest(by_rank: Sequence[Times]) -> Times:
     """{Case.key: [seconds]}: for each sample, the time of the slowest rank."""
     return {key: [max(sample) for sample in zip(*(times[key] for times in by_rank), strict=True)] for key in by_rank[0]}
 
@@ -146,7 +153,8 @@ def _watched(run, name):
     return times, cpu.used
 
 
-def interleaved(names, options, run, guard=None):
+def interleaved(names: Sequence[str], options: argparse.Namespace, run: Callable[[str], Times],
+                guard: Guard | None = None) -> tuple[Results, Others]:
     """Measures every backend once in each round.
 
     Args:
@@ -155,8 +163,8 @@ def interleaved(names, options, run, guard=None):
     Returns:
         {backend: {Case.key: [round: [seconds]]}}, and {backend: [round: cores used by other programs]}.
     """
-    results: dict[str, dict] = {name: {} for name in names}
-    others: dict[str, list[float]] = {name: [] for name in names}
+    results: Results = {name: {} for name in names}
+    others: Others = {name: [] for name in names}
     for number in range(1, options.rounds + 1):
         for name in names:
             watched = functools.partial(_watched, run, name)
@@ -169,7 +177,7 @@ def interleaved(names, options, run, guard=None):
     return results, others
 
 
-def in_job(options, measure):
+def in_job(options: argparse.Namespace, measure: Callable[[str, Any], Times]) -> tuple[Results, Others]:
     """The result of interleaved(), from the ranks of this job, which this process is one of.
 
     Args:

@@ -17,11 +17,12 @@ import os
 import statistics
 import sys
 import time
+from typing import Any
 
 from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
 from bagua_hvd.bench.__main__ import job_rank, job_size, positive, run, set_ranks
-from bagua_hvd.bench.results import leave
+from bagua_hvd.bench.results import Others, Results, leave
 from bagua_hvd.core import variables
 
 MODELS = ("mlp", "cnn")
@@ -116,7 +117,7 @@ def _lines(results, models):
             yield kind, name, f"{1e3 / median:.2f}", *milliseconds, exposed
 
 
-def build_parser():
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bagua_hvd.bench.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-np", type=positive, help="ranks; default 2, in a job its size")
@@ -131,7 +132,7 @@ def build_parser():
     return parser
 
 
-def parse_options(parser):
+def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """Parses and checks the options. Wrong ones end the process with one sentence and exit code 2."""
     options = parser.parse_args()
     try:
@@ -142,7 +143,8 @@ def parse_options(parser):
     return options
 
 
-def measure_and_print(options, where=None, guard=None):
+def measure_and_print(options: argparse.Namespace, where: Any = None,
+                      guard: rounds.Guard | None = None) -> tuple[Results, Others]:
     """See measure_and_print() in bagua_hvd.bench.__main__."""
     os.environ["BAGUA_FULL_STEPS"] = "0"       # measure relaxed steps only
     speaks = job_rank() == 0

@@ -5,9 +5,6 @@ An adapter holds no policy. A rule that two adapters would share belongs in rule
 from abc import ABC, abstractmethod
 from typing import Any
 
-from bagua_hvd.core import native
-from bagua_hvd.core.exceptions import HorovodInternalError
-
 
 class Frontend(ABC):
     """One framework. A front end has one instance, without state.
@@ -55,7 +52,3 @@ class Frontend(ABC):
     @abstractmethod
     def type_name(self, tensor: Any) -> Any:
         """The name of the tensor's type in error messages."""
-
-    def exception(self, status: int) -> Any:
-        """The exception class for a native status."""
-        return ValueError if status == native.ERR_ARGUMENT else HorovodInternalError

@@ -108,11 +108,6 @@ class Device:
         """Waits for GPU work that ended operations of a context (bhvd_context *) queued; see bhvd_context_wait_gpu."""
         native.call(lib.bhvd_context_wait_gpu, context, self._pointer)
 
-    def close(self) -> None:
-        """Releases the device. Operations in flight hold it until they end."""
-        lib.bhvd_device_drop(self._pointer)
-        self._pointer = ffi.NULL
-
 
 def device(index: int) -> Any:
     """The opened Device of this index, the same object every time; with its kernels if CuPy can compile them.

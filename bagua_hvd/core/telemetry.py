@@ -104,8 +104,8 @@ class Telemetry:
         Blocks without the GIL until there is a record; ends when the context is shut down.
         """
         out = ffi.new("struct bhvd_record **")
-        while (told := lib.bhvd_context_next_record(self._pointer, _RECORD_WAIT_MS, out)) >= 0:
-            if told:
+        while (found := lib.bhvd_context_next_record(self._pointer, _RECORD_WAIT_MS, out)) >= 0:
+            if found:
                 record = ffi.gc(out[0], lib.bhvd_record_free)
                 yield (record.level, ffi.string(record.file).decode(), record.line,
                        ffi.string(record.text).decode(errors="replace"))

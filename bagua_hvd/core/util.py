@@ -7,10 +7,12 @@ import sys
 import textwrap
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
+_Item = TypeVar("_Item")
+_Started = TypeVar("_Started")
 _WIDTH = 116
 _PACKAGE = __name__.partition(".")[0]
 # In a docstring: a parameter and its description, in this line and further ones.
@@ -84,7 +86,8 @@ def _cache(f):
     return functools.cache(f)
 
 
-def in_window(items, start, finish, nbytes, limit=64 << 20):
+def in_window(items: Iterable[_Item], start: Callable[[_Item], _Started], finish: Callable[[_Started], object],
+              nbytes: Callable[[_Item], int], limit: int = 64 << 20) -> None:
     """Runs an operation for each item, in order, with at most about `limit` bytes in flight.
 
     Tensors of GPUs that are copied through the host need pinned memory of their size, which is kept afterwards.
@@ -92,7 +95,7 @@ def in_window(items, start, finish, nbytes, limit=64 << 20):
     Args:
         items: iterable. start: called with an item; its result is passed to `finish`. nbytes: the bytes of an item.
     """
-    running: deque[tuple[Any, int]] = deque()
+    running: deque[tuple[_Started, int]] = deque()
     in_flight = 0
     try:
         for item in items:

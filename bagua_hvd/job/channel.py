@@ -15,6 +15,7 @@ import hmac
 import json
 import secrets
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +37,7 @@ _NEVER_SECONDS = 1_000_000.0
 _INT_MAX = 2**31 - 1
 
 
-def silence_seconds(environ: Any = None) -> float:
+def silence_seconds(environ: Mapping[str, str] | None = None) -> float:
     """Seconds of silence after which launcher and hosts give each other up: later than the ranks' own limits.
 
     Twice those limits, because after a network cut TCP may wait as long again before it retransmits.
@@ -45,7 +46,7 @@ def silence_seconds(environ: Any = None) -> float:
     return 2 * max(heartbeat, variables.read("HOROVOD_GLOO_TIMEOUT_SECONDS", environ)) + 10
 
 
-def enable_keepalive(connection: Any) -> None:
+def enable_keepalive(connection: socket.socket) -> None:
     """Makes the kernel end a TCP connection whose other host has not answered for longer than silence_seconds().
 
     A process that is merely stopped does not count as lost: its kernel answers.
@@ -66,32 +67,32 @@ class HungUp(NotAuthenticated):
 
 
 class Handshake:
-    """One side of the handshake, without I/O: send `hello`; receive the peer's, send answer(); receive it, check() it.
+    """One side of the handshake, without I/O: send `hello`; receive the peer's, send proof(); receive it, check() it.
 
     Args:
         secret: bytes. role: CONNECTED or ACCEPTED. port: the accepting side's.
     """
 
-    def __init__(self, secret: Any, role: Any, port: Any) -> None:
+    def __init__(self, secret: bytes, role: bytes, port: int) -> None:
         self._secret = secret
         self._role = role
         self._bound = _MAGIC + port.to_bytes(4, "little")
         self.hello = _MAGIC + secrets.token_bytes(_NONCE_SIZE)
-        self._expected = None
+        self._expected: Any = None
 
-    def _proof(self, role, own, other):
+    def _proof_of(self, role, own, other):
         return hmac.digest(self._secret, role + self._bound + own[len(_MAGIC):] + other[len(_MAGIC):], "sha256")
 
-    def answer(self, peer_hello: Any) -> Any:
+    def proof(self, peer_hello: bytes) -> bytes:
         """The proof to send. NotAuthenticated: the peer speaks another protocol."""
         if not peer_hello.startswith(_MAGIC):
             raise NotAuthenticated("the other side does not speak this version of bagua_hvd's protocol: install the "
                                    "same version on every host")
         peer_role = ACCEPTED if self._role == CONNECTED else CONNECTED
-        self._expected = self._proof(peer_role, peer_hello, self.hello)
-        return self._proof(self._role, self.hello, peer_hello)
+        self._expected = self._proof_of(peer_role, peer_hello, self.hello)
+        return self._proof_of(self._role, self.hello, peer_hello)
 
-    def check(self, peer_proof: Any) -> None:
+    def check(self, peer_proof: bytes) -> None:
         """NotAuthenticated: the peer has another secret, or connected to another port."""
         if not hmac.compare_digest(peer_proof, self._expected):
             raise NotAuthenticated(
@@ -99,12 +100,12 @@ class Handshake:
                 "_HOROVOD_SECRET_KEY is the same for every rank and the launcher, and not from an older job")
 
 
-def encode(message: Any) -> Any:
+def encode(message: Any) -> bytes:
     """Encodes a message, a dataclass, as a line: see job/messages.py."""
     return json.dumps(messages.to_dict(message), separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: Any, *kinds: Any) -> Any:
+def decode(line: bytes, *kinds: type) -> Any:
     """Decodes a line as one of these dataclasses. ValueError: it is none of them."""
     try:
         content = json.loads(line)
@@ -124,14 +125,14 @@ class Connection:
         OSError: nothing listens there. NotAuthenticated.
     """
 
-    def __init__(self, host: Any, port: Any, secret: Any, timeout: float) -> None:
+    def __init__(self, host: str, port: int, secret: bytes, timeout: float) -> None:
         self._socket = socket.create_connection((host, port), timeout)
         try:
             self._file = self._socket.makefile("rb")
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = Handshake(secret, CONNECTED, port)
             self._socket.sendall(handshake.hello)
-            self._socket.sendall(handshake.answer(self._exactly(HELLO_SIZE)))
+            self._socket.sendall(handshake.proof(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
             self._exactly(len(ADMISSION))
             self._socket.settimeout(None)
@@ -151,7 +152,7 @@ class Connection:
         """Of the whole connection, which cannot be used any more once it has expired."""
         self._socket.settimeout(seconds)
 
-    def send(self, message: Any, content: Any = b"") -> None:
+    def send(self, message: Any, content: bytes = b"") -> None:
         """Sends a message and the bytes that follow it. OSError: the launcher has ended."""
         if content and hasattr(socket, "TCP_USER_TIMEOUT"):
             # Large content may wait as long as the launcher is suspended, which does not mean that it is lost.
@@ -159,7 +160,7 @@ class Connection:
         self._socket.sendall(encode(message))
         self._socket.sendall(content)
 
-    def receive(self, *kinds: Any) -> Any:
+    def receive(self, *kinds: type) -> Any:
         """The next message, one of these dataclasses; None if the launcher has ended or sent something else."""
         try:
             line = self._file.readline(MESSAGE_MAX)
@@ -167,7 +168,7 @@ class Connection:
         except (OSError, ValueError):
             return None
 
-    def receive_content(self, nbytes: int) -> Any:
+    def receive_content(self, nbytes: int) -> bytes:
         """The bytes that follow a message. EOFError: the launcher has ended."""
         content = self._file.read(nbytes)
         if len(content) < nbytes:
@@ -175,16 +176,16 @@ class Connection:
         return content
 
     @property
-    def local_host(self) -> Any:
+    def local_host(self) -> str:
         """This side's numeric address, as the other side sees it."""
         return self._socket.getsockname()[0]
 
     @property
-    def remote_host(self) -> Any:
+    def remote_host(self) -> str:
         """The other side's numeric address."""
         return self._socket.getpeername()[0]
 
-    def fileno(self) -> Any:
+    def fileno(self) -> int:
         """The descriptor, for a process that should write to the launcher."""
         return self._socket.fileno()
 

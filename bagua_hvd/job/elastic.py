@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -159,6 +159,11 @@ class ObjectState(State):
         bcast_object: must also take root_rank= if a subclass has every_step=True. get_rank: see State.
         kwargs: names and first values of the attributes.
     """
+
+    if TYPE_CHECKING:           # the attributes of kwargs
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)

@@ -4,7 +4,7 @@
                          before and synced after every State.sync()
                          ping: it lives, though it does not join
     driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the response
-                         to join. When the job has failed, refused is sent at once, and answers the next join
+                         to join. When the job has failed, refused is sent at once, and is the response to the next join
                          hosts_updated (timestamp, result of HostUpdateResult), or ping, which the worker returns: at
                          any time
 
@@ -15,10 +15,12 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
 from bagua_hvd.job.env import PLACE
@@ -44,7 +46,7 @@ class HostUpdateResult:
 class RemovedFromJob(SystemExit):
     """Raised by init() in a worker that has no slot any more. Ends the process with 0, unless it is caught."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(0)
 
 
@@ -127,12 +129,13 @@ class DriverLink:
         (timestamp, result), called by the receiving thread.
     """
 
-    def __init__(self, address, secret, worker, on_hosts_updated):
+    def __init__(self, address: str, secret: bytes, worker: int | str,
+                 on_hosts_updated: Callable[[int, int], object]) -> None:
         self._address = split_address(address)
         self._secret = secret
         self._worker = int(worker)
-        self._unanswered: Join | Syncing | Synced | None = None     # the last message since the driver's last response
-        self._answers: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
+        self._pending: Join | Syncing | Synced | None = None     # the last message since the driver's last response
+        self._responses: queue.SimpleQueue[Assignment | Removed | Refused] = queue.SimpleQueue()
         self._refused: Refused | None = None
         self._on_hosts_updated = on_hosts_updated
         self._sending = threading.Lock()
@@ -159,7 +162,7 @@ class DriverLink:
                 left -= 1
                 with suppress(OSError):     # the next receive() returns None, too
                     self._connect(HelloAgain)
-                    self._send(self._unanswered or Ping())      # the driver may have missed it
+                    self._send(self._pending or Ping())     # the driver may have missed it
                 time.sleep(1)
                 continue
             left = _CONNECTIONS_MAX
@@ -168,11 +171,11 @@ class DriverLink:
             elif isinstance(message, Ping):
                 self._send(message)
             else:
-                self._unanswered = None
-                self._answers.put(message)
-        self._answers.put(Refused("The driver of the elastic job has closed the connection."))
+                self._pending = None
+                self._responses.put(message)
+        self._responses.put(Refused("The driver of the elastic job has closed the connection."))
 
-    def join(self, skip_sync=False, failure=None, silent=None):
+    def join(self, skip_sync: bool = False, failure: str | None = None, silent: int | None = None) -> Assignment:
         """Asks to take part in the next rendezvous, and blocks until the driver responds.
 
         Args:
@@ -185,19 +188,19 @@ class DriverLink:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
         self.send_to_driver(Join(skip_sync, failure, silent))
-        answer = self._refused or self._answers.get()
-        if isinstance(answer, Assignment):
-            return replace(answer, environment={name: answer.environment[name] for name in _ASSIGNED_VARIABLES})
-        if isinstance(answer, Removed):
+        response = self._refused or self._responses.get()
+        if isinstance(response, Assignment):
+            return replace(response, environment={name: response.environment[name] for name in _ASSIGNED_VARIABLES})
+        if isinstance(response, Removed):
             where = variables.read("HOROVOD_HOSTNAME") or "this host"
             logger.warning("this process has been removed from elastic job: %s has no slot for it any more", where)
             raise RemovedFromJob
-        self._refused = answer          # for every later join() as well: the driver may send nothing more
-        raise ValueError(f"Horovod initialization failed. {answer.reason}")
+        self._refused = response        # for every later join() as well: the driver may send nothing more
+        raise ValueError(f"Horovod initialization failed. {response.reason}")
 
-    def send_to_driver(self, message):
+    def send_to_driver(self, message: Join | Syncing | Synced) -> None:
         """Sends the driver a message."""
-        self._unanswered = message
+        self._pending = message
         self._send(message)
 
     def _send(self, message):
@@ -219,11 +222,11 @@ class _Worker:
 worker = _Worker()
 
 
-def connect():
+def connect() -> DriverLink | None:
     """The DriverLink of this process, created if there is none; None: the job is not elastic.
 
     Raises:
-        ValueError: the driver does not answer, or does not accept the job's secret.
+        ValueError: the driver does not respond, or does not accept the job's secret.
     """
     address = variables.read(DRIVER)
     if worker.link is None and address:
@@ -232,7 +235,7 @@ def connect():
     return worker.link
 
 
-def join_generation(link, failure=None):
+def join_generation(link: DriverLink, failure: str | None = None) -> Assignment:
     """Joins the next rendezvous and puts the assigned rank into this process's environment. See DriverLink.join."""
     worker.assignment = assignment = link.join(worker.may_skip_sync, failure, worker.silent)
     worker.may_skip_sync, worker.silent = False, None
@@ -240,7 +243,7 @@ def join_generation(link, failure=None):
     return assignment
 
 
-def failed(error):
+def failed(error: HorovodInternalError) -> None:
     """Notes that the job failed with a HorovodInternalError: the next join tells the driver which rank was silent.
 
     The driver notices by itself when a rank has ended.
@@ -248,12 +251,12 @@ def failed(error):
     worker.silent = error.rank if error.cause == "silent" else None
 
 
-def skip_sync(wanted):
+def skip_sync(wanted: bool) -> bool:
     """Whether to skip the synchronization after a reset: in an elastic job, only if all members agreed on that."""
     return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
-def send_to_driver(message):
+def send_to_driver(message: Syncing | Synced) -> None:
     """Sends the driver, if there is one, Syncing or Synced."""
     if worker.link is not None:
         worker.link.send_to_driver(message)

@@ -2,6 +2,7 @@
 import ipaddress
 import socket
 import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from bagua_hvd.core import variables
@@ -49,7 +50,7 @@ class Options:
     timeline_mark_cycles: bool = False
 
 
-def read_options(environ=None):
+def read_options(environ: Mapping[str, str] | None = None) -> Options:
     """The Options that the environment describes; a job of one rank without launcher variables.
 
     Raises:
@@ -159,7 +160,7 @@ def _listen_host(read, options):
     return next(addresses[interface] for interface in interfaces if interface in addresses)
 
 
-def addresses_of(interfaces):
+def addresses_of(interfaces: Collection[str] | None) -> dict[str, str]:
     """{name: address} of this host, as probe.addresses(). ValueError: it has none of the interfaces; None: all."""
     addresses = dict(probe.addresses(interfaces))
     if interfaces and not addresses:
@@ -168,7 +169,7 @@ def addresses_of(interfaces):
     return addresses
 
 
-def local_address_towards(host):
+def local_address_towards(host: str) -> str:
     """The local address in packets to `host`. Sends nothing."""
     by_6 = ":" in host
     if ipaddress.ip_address(host).is_loopback:

@@ -1,8 +1,9 @@
 """Finds the addresses at which other hosts can reach a host, by connecting. Needs only Python's own modules.
 
-Several hosts may have the same address (a container bridge, loopback), so the host that answers must prove that it is
+Several hosts may have the same address (a container bridge, loopback), so the host that responds must prove that it is
 the intended one: the handshake's secret is derived from its name and a key, which belongs to one job and goes by ssh.
 """
+import asyncio
 import base64
 import fcntl
 import hmac
@@ -11,8 +12,10 @@ import math
 import socket
 import struct
 import time
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from bagua_hvd.job.channel import Connection
 from bagua_hvd.job.ports import EVERY_INTERFACE
@@ -27,12 +30,12 @@ _TIMEOUT_SECONDS = 3
 _PARALLEL = 64
 
 
-def interface_of(name):
+def interface_of(name: str) -> str:
     """The interface in one of the names that addresses() returns."""
     return name.rpartition("%")[2]
 
 
-def interface_names(*given):
+def interface_names(*given: str | Iterable[str] | None) -> list[str] | None:
     """Names of interfaces, given as text with commas or as collections of names; None: none."""
     names: list[str] = []
     for value in given:
@@ -40,7 +43,7 @@ def interface_names(*given):
     return [name.strip() for name in names if name.strip()] or None
 
 
-def addresses(nics=None):
+def addresses(nics: Collection[str] | None = None) -> list[list[str]]:
     """[[name, address], ...] of this host, IPv4 first, loopback last; with `nics`, only of the named ones.
 
     The first address of an interface has the interface's name; others are named like `fd00::2%eth0`. Link-local
@@ -50,10 +53,10 @@ def addresses(nics=None):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                packed = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue    # has no IPv4 address
-            found.append([name, socket.inet_ntoa(answer[20:24])])
+            found.append([name, socket.inet_ntoa(packed[20:24])])
     with suppress(FileNotFoundError), open(_IPV6_TABLE) as table:
         for digits, _, _, scope, flags, name in map(str.split, table):
             if scope == _IPV6_GLOBAL and not int(flags, 16) & _IPV6_UNFIT:
@@ -72,10 +75,10 @@ class Target(Server):
         port.
     """
 
-    def __init__(self, name, key, ports=None):
+    def __init__(self, name: str, key: bytes, ports: Sequence[int] | None = None) -> None:
         super().__init__(_secret(key, name), EVERY_INTERFACE, "probe", ports)
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Does nothing: both sides are authenticated."""
 
 
@@ -86,25 +89,25 @@ def _secret(key, name):
 class Requests:
     """Requests of the launcher to each host, its own too; arguments and results are JSON-serializable. Any thread."""
 
-    def __init__(self):
-        self._targets = {}          # key -> Target
+    def __init__(self) -> None:
+        self._targets: dict[str, Target] = {}       # by key
 
-    def listen(self, name, key, nics, ports):
+    def listen(self, name: str, key: str, nics: Collection[str] | None, ports: Sequence[int]) -> dict[str, Any]:
         """Opens a Target; returns its port and this host's addresses(nics). key: base64. ports: see job/ports.py."""
         target = self._targets[key] = Target(name, base64.b64decode(key), ports=ports)
         return {"port": target.port, "addresses": addresses(nics)}
 
-    def reachable(self, targets, key, timeout):
+    def reachable(self, targets: Sequence[Sequence[Any]], key: str, timeout: float) -> list[Sequence[Any]]:
         """See reachable()."""
         return reachable(targets, base64.b64decode(key), timeout)
 
-    def stop_listening(self, key):
+    def stop_listening(self, key: str) -> None:
         """Closes the Target with this key, if there is one."""
         target = self._targets.pop(key, None)
         if target is not None:
             target.close()
 
-    def close(self):
+    def close(self) -> None:
         """Closes all Targets."""
         for key in list(self._targets):
             self.stop_listening(key)
@@ -120,10 +123,10 @@ def _reaches(target, key, deadline):
     return True
 
 
-def connect(addresses, secret, seconds):
-    """The Connection to the first of these [host, port] pairs that answers; to an IPv6 one only if no other does.
+def connect(addresses: Sequence[Sequence[Any]], secret: bytes, seconds: float) -> Connection:
+    """The Connection to the first of these [host, port] pairs that responds; to an IPv6 one only if no other does.
 
-    Tries them in parallel, since some may be unreachable, each for `seconds`. OSError: none answers.
+    Tries them in parallel, since some may be unreachable, each for `seconds`. OSError: none responds.
     """
 
     def attempt(address):
@@ -146,7 +149,7 @@ def connect(addresses, secret, seconds):
     return connections[0]
 
 
-def reachable(targets, key, timeout=math.inf):
+def reachable(targets: Sequence[Sequence[Any]], key: bytes, timeout: float = math.inf) -> list[Sequence[Any]]:
     """The entries of `targets`, [[name, address, port], ...], that this host reaches within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     with ThreadPoolExecutor(_PARALLEL) as pool:

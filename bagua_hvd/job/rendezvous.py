@@ -16,9 +16,9 @@ from bagua_hvd.job.server import Server
 
 _SCOPE_MAX, _ENDPOINT_MAX, _SIZE_MAX = 255, 4096, 16384     # bytes, bytes, ranks
 _REQUEST_SECONDS = 5        # from the handshake to the end of the request
-_REPLY_SECONDS = 30         # without progress in sending the reply
-_REPLY_PIECE = 1 << 16      # bytes of a reply, which all ranks share, that one connection copies at a time
-_CLOSE_SECONDS = 5          # for replies that are being sent
+_SEND_SECONDS = 30          # without progress in sending the response
+_SEND_PIECE = 1 << 16       # bytes of a response, which all ranks share, that one connection copies at a time
+_CLOSE_SECONDS = 5          # for responses that are being sent
 _NAMED_MAX = 8              # missing ranks
 _RETRY_SECONDS = 0.005, 0.5
 
@@ -101,7 +101,7 @@ class Rendezvous(Server):
             says which.
     """
 
-    def __init__(self, secret, host="127.0.0.1", port=None):
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", port: int | None = None) -> None:
         if not secret:
             raise RuntimeError("the job's secret is empty, so anybody could join the job: set _HOROVOD_SECRET_KEY to "
                                "random bytes")
@@ -111,14 +111,14 @@ class Rendezvous(Server):
             raise RuntimeError(str(missing)) from None
         self.host = host
         self._scopes: dict[str, _Scope] = {}
-        self._ended = []            # (scope, rank, exit code), the first one first
-        self._replying: set[asyncio.Task] = set()
+        self._ended: list[tuple[str, int, int | None]] = []     # (scope, rank, exit code), the first one first
+        self._responding: set[asyncio.Task[None]] = set()
         try:
             super().__init__(secret, host, "bagua_hvd rendezvous", None if port is None else [port])
         except OSError as error:
             raise RuntimeError(str(error)) from error
 
-    def rank_ended(self, rank, exit_code, scope=""):
+    def rank_ended(self, rank: int, exit_code: int | None, scope: str = "") -> None:
         """Tells ranks that wait for this one in init(), now or later, that its process has ended. Until close().
 
         Args:
@@ -142,10 +142,10 @@ class Rendezvous(Server):
     def _end(self, scope, message, content=b""):
         if not scope.response.done():
             del self._scopes[scope.name]
-            self._replying |= scope.connections
+            self._responding |= scope.connections
             scope.response.set_result(channel.encode(message) + content)
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = channel.decode(await asyncio.wait_for(reader.readline(), _REQUEST_SECONDS), Register)
         endpoint = bytes.fromhex(request.endpoint)
         if not (0 < len(request.scope.encode()) <= _SCOPE_MAX and 0 < request.size <= _SIZE_MAX and request.rank >= 0
@@ -157,7 +157,7 @@ class Rendezvous(Server):
         connection: Any = asyncio.current_task()
         scope.connections.add(connection)
         connection.add_done_callback(scope.connections.discard)
-        connection.add_done_callback(self._replying.discard)
+        connection.add_done_callback(self._responding.discard)
         if objection := scope.objection(request):
             self._end(scope, Refused("ERR_MISMATCH", objection))
         else:
@@ -166,18 +166,18 @@ class Rendezvous(Server):
                 self._end(scope, *scope.everything())
             self._check_ended(scope)
             await self._wait(scope, request, reader)
-        await self._reply(writer, memoryview(scope.response.result()))
+        await self._respond(writer, memoryview(scope.response.result()))
 
-    async def _reply(self, writer, response):
+    async def _respond(self, writer, response):
         writer.transport.set_write_buffer_limits(0)         # drain() waits until everything is sent
-        for start in range(0, len(response), _REPLY_PIECE):
-            writer.write(response[start:start + _REPLY_PIECE])
-            await asyncio.wait_for(writer.drain(), _REPLY_SECONDS)
+        for start in range(0, len(response), _SEND_PIECE):
+            writer.write(response[start:start + _SEND_PIECE])
+            await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
 
     async def _close(self):
-        """Sends the replies first: rank 0 closes when it has its own, which may be the error that ends it."""
-        if self._replying:
-            await asyncio.wait(self._replying, timeout=_CLOSE_SECONDS)
+        """Sends the responses first: rank 0 closes when it has its own, which may be the error that ends it."""
+        if self._responding:
+            await asyncio.wait(self._responding, timeout=_CLOSE_SECONDS)
         await super()._close()
 
     async def _wait(self, scope, request, reader):
@@ -261,7 +261,7 @@ def _connect(options, deadline, address):
                   "reach that address?")
 
 
-def _fail(kind, message) -> NoReturn:
+def _fail(kind: str, message: str) -> NoReturn:
     from bagua_hvd.core import native  # late: baguarun answers --help and --check-build without it
 
     native.raise_failure(native.Failure(getattr(native.lib, f"BHVD_{kind}"), message))

@@ -7,6 +7,8 @@ import asyncio
 import random
 import socket
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.ports import listen
@@ -26,9 +28,9 @@ class Server:
         port. loop: of the thread.
     """
 
-    def __init__(self, secret, host, name, ports=None):
+    def __init__(self, secret: bytes, host: str, name: str, ports: Sequence[int] | None = None) -> None:
         self._secret = secret
-        self._unauthenticated = set()   # their tasks
+        self._unauthenticated: set[Any] = set()     # their tasks
         self.loop = asyncio.new_event_loop()
         listener = listen(host, ports)
         self.port = listener.getsockname()[1]
@@ -39,7 +41,7 @@ class Server:
             asyncio.start_server(self._serve, sock=listener, limit=channel.MESSAGE_MAX, backlog=socket.SOMAXCONN),
             self.loop).result()
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks to an authenticated process; the connection ends when this returns.
 
         It may raise the errors that the other side can cause: OSError, ValueError, EOFError and TimeoutError.
@@ -74,11 +76,11 @@ class Server:
         port = writer.get_extra_info("sockname")[1]
         handshake = channel.Handshake(self._secret, channel.ACCEPTED, port)
         writer.write(handshake.hello)
-        writer.write(handshake.answer(await reader.readexactly(channel.HELLO_SIZE)))
+        writer.write(handshake.proof(await reader.readexactly(channel.HELLO_SIZE)))
         handshake.check(await reader.readexactly(channel.PROOF_SIZE))
         writer.write(channel.ADMISSION)
 
-    def close(self):
+    def close(self) -> None:
         """Closes all connections, and ends the thread. Idempotent."""
         if self.loop.is_closed():
             return

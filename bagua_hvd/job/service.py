@@ -1,5 +1,6 @@
 """A launcher's connections to processes that begin with a hello: a driver's workers, a registry's clients."""
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bagua_hvd.job import channel
@@ -22,7 +23,8 @@ class Service(Server):
         port.
     """
 
-    def __init__(self, secret: Any, on_event: Any, kinds: Any, host: Any = "127.0.0.1") -> None:
+    def __init__(self, secret: bytes, on_event: Callable[[str, int, Any], object], kinds: Sequence[type],
+                 host: str = "127.0.0.1") -> None:
         self._on_event = on_event
         self._kinds = kinds
         self._writers: dict[Any, Any] = {}          # number of the worker -> StreamWriter
@@ -37,7 +39,7 @@ class Service(Server):
         if writer is not None:
             writer.write(data)
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes a worker's messages to on_event.
 
         If two processes have one number, as a worker and a process it started, the second connection is closed. But if

@@ -93,7 +93,7 @@ def _gpus(built):
     return lines
 
 
-def check_build():
+def check_build() -> str:
     """The text, in several lines. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
     built = lib is not None

@@ -3,7 +3,9 @@ hvd.statistics() and stalled ranks, as reported by the ranks (reports.py).
 """
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
+from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.output import Console, TextStream
 
 _REFRESH_PER_SECOND = 4
@@ -38,7 +40,7 @@ class Dashboard:
         console: Console for the ranks' output above the table; only within the context.
     """
 
-    def __init__(self, slots=()):
+    def __init__(self, slots: Iterable[SlotInfo] = ()) -> None:
         try:
             from rich.live import Live
         except ImportError:
@@ -55,17 +57,17 @@ class Dashboard:
     def __exit__(self, *exception):
         self._live.__exit__(*exception)
 
-    def reset_rank(self, slot):
+    def reset_rank(self, slot: SlotInfo) -> None:
         """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
 
-    def report(self, rank, facts):
+    def report(self, rank: int, facts: dict[str, float]) -> None:
         """Takes a report."""
         if rank in self._ranks:         # else the rank no longer exists
             self._ranks[rank].update(facts)
 
-    def stall(self, rank, operations, names):
+    def stall(self, rank: int, operations: int, names: Sequence[str]) -> None:
         """Takes the number of operations that others wait for and this rank has not requested, and the first names."""
         if rank in self._ranks:
             self._ranks[rank].stalled = ", ".join(names) + (" ..." if operations > len(names) else "")

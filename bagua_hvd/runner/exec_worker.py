@@ -36,7 +36,7 @@ def _exec(command):
     os.execv("/bin/sh", ["/bin/sh", *command])
 
 
-def main():
+def main() -> None:
     """Does not return."""
     launcher, command = int(sys.argv[1]), sys.argv[2:]
     _die_with(launcher)

@@ -9,6 +9,8 @@ import base64
 import pickle
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import cloudpickle
 
@@ -19,7 +21,7 @@ from bagua_hvd.runner.function_task import Error, Function, Result
 from bagua_hvd.runner.job import WorkerFailed
 
 
-def pickled(python, func, args, kwargs):
+def pickled(python: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """The bytes that follow a function_task.Function.
 
     Args:
@@ -50,21 +52,21 @@ class FunctionServer(Server):
 
     opening_messages: tuple[type, ...] = (Hello,)
 
-    def __init__(self, secret_key, function, host):
+    def __init__(self, secret_key: bytes, function: bytes, host: str) -> None:
         self.secret_key = secret_key
         self.host = host
-        self.failures = []
+        self.failures: list[tuple[int, str | None]] = []
         self.unfinished = 0
-        self._results = {}          # rank -> bytes
-        self._failed_at = None
+        self._results: dict[int, bytes] = {}        # by rank
+        self._failed_at: float | None = None
         self._function = function
         super().__init__(base64.b64decode(secret_key), host, "function server")
 
-    def command(self, python, addresses=()):
+    def command(self, python: str, addresses: Iterable[str] = ()) -> list[str]:
         """The arguments of a rank's process. addresses: of this host; none: that of the rendezvous."""
         return [python, "-m", "bagua_hvd.runner.function_task", f"{','.join(addresses)}:{self.port}"]
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks to one rank."""
         self.unfinished += 1
         try:
@@ -91,20 +93,20 @@ class FunctionServer(Server):
         else:
             self.fail(worker, content.decode(errors="replace"))
 
-    async def serve_other(self, said, reader, writer):
+    async def serve_other(self, said: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Handles another first message of `opening_messages` than Hello; there is none here. As serve()."""
         raise NotImplementedError
 
-    def fail(self, worker, text):
+    def fail(self, worker: int, text: str | None) -> None:
         """Records a rank's failure; see `failures`."""
         self.failures.append((worker, text))
         self._failed_at = self._failed_at or time.monotonic()
 
-    def failed_for(self, seconds):
+    def failed_for(self, seconds: float) -> bool:
         """Whether the first failure is at least `seconds` old."""
         return self._failed_at is not None and time.monotonic() > self._failed_at + seconds
 
-    def explained(self, error, own=False):
+    def explained(self, error: WorkerFailed, own: bool = False) -> WorkerFailed:
         """The WorkerFailed with the text of the rank that was the first to report an error.
 
         It may not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
@@ -119,7 +121,7 @@ class FunctionServer(Server):
         rank, text = (error.rank, texts[error.process]) if own else next(iter(texts.items()))
         return WorkerFailed(rank, error.exit_code if rank == error.rank else 1, f"\n\nRank {rank}: {text}")
 
-    def result(self, rank):
+    def result(self, rank: int) -> Any:
         """The function's result on that rank. RuntimeError: none has arrived, or it cannot be unpickled."""
         if rank not in self._results:
             raise RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, "

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from dataclasses import dataclass
+from typing import NoReturn
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
@@ -105,7 +106,7 @@ def _watch_launcher(connection, done):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main():
+def main() -> NoReturn:
     """Ends the process with 0 or 1, through its exit handlers: hvd.shutdown() is one."""
     where = sys.argv.pop()      # so a function that parses sys.argv finds it empty
     try:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +14,8 @@ from bagua_hvd.job import reporting
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util import hosts
-from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.common.util.hosts import SlotInfo
+from bagua_hvd.runner.output import Console, LineForwarder
 
 LOOPBACK = "lo"
 
@@ -29,7 +31,7 @@ class WorkerFailed(RuntimeError):
         details: text after the sentence. process: None: the rank.
     """
 
-    def __init__(self, rank, exit_code, details="", process=None):
+    def __init__(self, rank: int, exit_code: int, details: str = "", process: int | None = None) -> None:
         super().__init__(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
@@ -39,7 +41,7 @@ class WorkerFailed(RuntimeError):
         self.process = rank if process is None else process
 
 
-def first_cause(first, because_of):
+def first_cause(first: int | None, because_of: Mapping[int | None, int | None]) -> int | None:
     """Follows the causes from `first` to a failed process whose cause has not failed; in a cycle, returns `first`.
 
     Args:
@@ -58,7 +60,7 @@ def first_cause(first, because_of):
 class Interrupted(Exception):
     """A signal stopped the job. Attribute signum; SIGPIPE: the output is not read any more."""
 
-    def __init__(self, signum):
+    def __init__(self, signum: int) -> None:
         why = "the reader of the output has closed it: " if signum == signal.SIGPIPE else ""
         super().__init__(f"{why}stopped by {signal.Signals(signum).name}")
         self.signum = signum
@@ -72,7 +74,7 @@ def _signal_note(exit_code):
 
 
 @functools.cache      # a name server may take seconds for a name that only ssh knows
-def is_local(hostname):
+def is_local(hostname: str) -> bool:
     """Whether the name denotes this host: localhost, its own name, or an address of one of its interfaces."""
     own = socket.gethostname().lower()
     if hostname.lower() in {"localhost", own, own.split(".")[0]}:
@@ -103,12 +105,12 @@ def _is_own(address):
         return False
 
 
-def bind_address(hosts):
+def bind_address(hosts: Iterable[str]) -> str:
     """The address at which the launcher of a job on these hosts listens: loopback, or every interface."""
     return "127.0.0.1" if all(map(is_local, hosts)) else EVERY_INTERFACE
 
 
-def plan(num_proc, hosts_string=None):
+def plan(num_proc: int, hosts_string: str | None = None) -> list[SlotInfo]:
     """SlotInfos for num_proc ranks.
 
     Args:
@@ -123,7 +125,8 @@ def plan(num_proc, hosts_string=None):
         raise ValueError(f"{error}: ask for fewer processes, or give the hosts more slots") from None
 
 
-def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK):
+def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, port: int, secret_key: bytes,
+                       interface: str = LOOPBACK) -> dict[str, str]:
     """The environment of the rank at `slot`: the launcher's own, `env`, and the variables of the job.
 
     Args:
@@ -152,7 +155,7 @@ def worker_environment(env, slot, address, port, secret_key, interface=LOOPBACK)
     return result
 
 
-def as_horovod_environment(env):
+def as_horovod_environment(env: Mapping[str, str]) -> dict[str, str]:
     """`env` with startup/ first in PYTHONPATH: `import horovod` then gives bagua_hvd in every Python started."""
     folder = str(Path(__file__).with_name("startup"))
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))}
@@ -166,7 +169,7 @@ class OutputOptions:
     timestamp: bool = False
 
 
-def forwarders(console, slot, output):
+def forwarders(console: Console, slot: SlotInfo, output: OutputOptions) -> list[LineForwarder]:
     """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` if requested."""
     streams = ("stdout", "stderr")
     files: list[BinaryIO | None] = [None, None]

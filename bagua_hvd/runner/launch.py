@@ -9,6 +9,8 @@ import os
 import shlex
 import shutil
 import sys
+from argparse import Namespace
+from collections.abc import Callable
 from contextlib import suppress
 
 from bagua_hvd.core import variables
@@ -29,7 +31,7 @@ from bagua_hvd.runner.static import describe, host_options, run_static
 _START_ERROR = 1
 
 
-def parse_args():
+def parse_args() -> Namespace:
     """Parses sys.argv, with all checks that need only the arguments. Errors end the process with exit code 2."""
     parser = build_parser()
     args = parser.parse_args()
@@ -216,19 +218,21 @@ def _run(args):
         _run_static(args)
 
 
-def check_build(verbose):
+def check_build(verbose: object) -> None:
     """Prints the capabilities of this installation; see check_build.py. verbose: for compatibility with Horovod."""
     from bagua_hvd.runner import check_build as installation
 
     print(installation.check_build())
 
 
-def is_gloo_used(use_gloo=None, use_mpi=None, use_jsrun=None):
+def is_gloo_used(use_gloo: bool | None = None, use_mpi: bool | None = None, use_jsrun: bool | None = None) -> bool:
     """Whether baguarun itself starts the ranks, instead of mpirun or jsrun: unless one of them is requested."""
     return bool(use_gloo) or not (use_mpi or use_jsrun)
 
 
-def run_controller(use_gloo, gloo_run, use_mpi, mpi_run, use_jsrun, js_run, verbosity):
+def run_controller(use_gloo: bool | None, gloo_run: Callable[[], object], use_mpi: bool | None,
+                   mpi_run: Callable[[], object], use_jsrun: bool | None, js_run: Callable[[], object],
+                   verbosity: object) -> None:
     """Calls the function that the flags choose, for launchers built on this one.
 
     Args:
@@ -262,7 +266,7 @@ def _open_standard_descriptors():
     os.close(fd)
 
 
-def run_commandline():
+def run_commandline() -> None:
     """The console script. Ends the process with an exit code of the module's list."""
     _open_standard_descriptors()
     try:

@@ -9,6 +9,8 @@ import shlex
 import shutil
 import subprocess
 import time
+from argparse import Namespace
+from collections.abc import Mapping
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
@@ -16,8 +18,9 @@ from bagua_hvd.job.env import PLACE
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.common.util.hosts import parse_hosts
+from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed
-from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.output import Console, LineForwarder
 from bagua_hvd.runner.ssh.connection import flags, forwarded
 from bagua_hvd.runner.ssh.network import own_addresses
 from bagua_hvd.runner.supervisor import Supervisor, Task
@@ -53,13 +56,13 @@ def _mpirun(env):
     raise FileNotFoundError(f"--mpi: {path} is neither Open MPI's nor MPICH's: start the job by it yourself")
 
 
-def environment(env):
+def environment(env: Mapping[str, str]) -> dict[str, str]:
     """`env` for mpirun: the ranks use MPI between hosts, unless `env` says otherwise, and detect their own ranks."""
     kept = {name: value for name, value in env.items() if name not in _OURS}
     return {"BAGUA_HVD_TRANSPORT": "mpi", **kept}
 
 
-def command(args, hosts, env):
+def command(args: Namespace, hosts: str | None, env: Mapping[str, str]) -> list[str]:
     """The arguments of mpirun.
 
     Args:
@@ -110,7 +113,8 @@ def _hydra(args, hosts, env):
     return [*start, "-genvlist", ",".join(sorted(forwarded(env)))]
 
 
-def run_by_mpirun(args, hosts, env, python, server, console):
+def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], python: str, server: FunctionServer,
+                  console: Console) -> None:
     """Runs a function on args.num_proc ranks.
 
     Args:

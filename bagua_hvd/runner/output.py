@@ -9,8 +9,9 @@ import os
 import re
 import select
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from typing import BinaryIO, Protocol, TextIO
 
 _WRITE_NBYTES = 4096        # a pipe that select() calls writable takes this many without blocking (PIPE_BUF)
 _LINE_MAX_NBYTES = 16 << 20     # a longer line is cut, so that a worker cannot fill the launcher's memory
@@ -25,7 +26,7 @@ class Descriptor:
         while_blocked: called about ten times a second while the descriptor blocks; True: stop waiting. May write().
     """
 
-    def __init__(self, fd):
+    def __init__(self, fd: int) -> None:
         self._fd = fd
         self._broken = False
         self._writing = False
@@ -36,7 +37,7 @@ class Descriptor:
         except OSError:
             self.is_terminal = False
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         """Writes all data, after data left from earlier writes. Data for a closed descriptor is discarded.
 
         Raises:
@@ -77,13 +78,13 @@ class TextStream:
 
     is_terminal = False
 
-    def __init__(self, stream):
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._broken = False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self.while_blocked = lambda: False
 
-    def write(self, data):
+    def write(self, data: bytes) -> None:
         """Writes and flushes all data. Data for a stream that is closed, or whose disk is full, is discarded.
 
         Raises:
@@ -104,19 +105,29 @@ class TextStream:
                 raise
 
 
+class Stream(Protocol):
+    """A destination of a Console, such as a Descriptor or TextStream."""
+
+    is_terminal: bool
+    while_blocked: Callable[[], bool]
+
+    def write(self, data: bytes) -> None: ...
+
+
 class Console:
     """The output of all sources: stdout and stderr, each a Descriptor or TextStream."""
 
-    def __init__(self, stdout, stderr):
+    def __init__(self, stdout: Stream, stderr: Stream) -> None:
         self._sinks = {"stdout": stdout, "stderr": stderr}
-        self._unfinished = None     # (source, sink) of a line that ended in \r and may be overwritten
+        # (source, sink) of a line that ended in \r and may be overwritten
+        self._unfinished: tuple[object, Stream] | None = None
 
-    def while_blocked(self, function):
+    def while_blocked(self, function: Callable[[], bool]) -> None:
         """Sets the function that both sinks call while they are blocked; see Descriptor."""
         for sink in self._sinks.values():
             sink.while_blocked = function
 
-    def write(self, source, stream, lines, prefix):
+    def write(self, source: object, stream: str, lines: Iterable[tuple[bytes, bytes]], prefix: bytes) -> None:
         """Writes complete lines.
 
         Args:
@@ -141,11 +152,11 @@ class Console:
             self._unfinished = (source, sink) if parts[-1] == b"\r" else None
             sink.write(b"".join(parts))
 
-    def write_raw(self, stream, data):
+    def write_raw(self, stream: str, data: bytes) -> None:
         """Writes bytes as they are."""
         self._sinks[stream].write(data)
 
-    def end_line(self, source, stream):
+    def end_line(self, source: object, stream: str) -> None:
         """Called when the \\r that ended this source's last line was the first half of \\r\\n."""
         if self._unfinished == (source, self._sinks[stream]):
             self._finish()
@@ -156,13 +167,13 @@ class Console:
             sink, self._unfinished = self._unfinished[1], None
             sink.write(b"\n")
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         """Prints a line of the launcher itself on stderr. Lost if nobody reads it."""
         with suppress(BrokenPipeError):
             self._finish()
             self._sinks["stderr"].write(text.encode("utf-8", "surrogateescape") + b"\n")
 
-    def close(self):
+    def close(self) -> None:
         """Ends an unfinished line."""
         with suppress(BrokenPipeError):
             self._finish()
@@ -186,7 +197,8 @@ class LineForwarder:
         file: binary file, closed with the forwarder; None: console only.
     """
 
-    def __init__(self, console, index, stream, timestamp=False, file=None):
+    def __init__(self, console: Console, index: int | None, stream: str, timestamp: bool = False,
+                 file: BinaryIO | None = None) -> None:
         self._console = console
         self._source = (index, stream)
         self._stream = stream
@@ -194,16 +206,16 @@ class LineForwarder:
         self._prefix = f"[{index}]<{stream}>:".encode()
         self._timestamp = timestamp
         self._file = file
-        self._partial = []          # pieces of a line without its end
+        self._partial: list[bytes] = []     # pieces of a line without its end
         self._partial_nbytes = 0
         self._after_return = False  # the last byte was \r: a following \n belongs to it
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> None:
         """Takes the next bytes; writes complete lines before it returns."""
         if not data:
             return
         if self._file:
-            self._write_file(data)
+            self._write_file(self._file, data)
         if self._index is None:
             self._console.write_raw(self._stream, data)
             return
@@ -220,17 +232,17 @@ class LineForwarder:
                 lines.append((self._take_partial(), b"\n"))
         self._write(lines)
 
-    def _write_file(self, data):
+    def _write_file(self, file, data):
         try:
-            self._file.write(data)
-            self._file.flush()
+            file.write(data)
+            file.flush()
         except OSError as error:
             # A full disk must not end the job, only the copy.
-            self._console.say(f"baguarun: no longer writing {self._file.name}: {error.strerror}")
-            self._close_file()
+            self._console.say(f"baguarun: no longer writing {file.name}: {error.strerror}")
+            self._close_file(file)
 
-    def _close_file(self):
-        file, self._file = self._file, None
+    def _close_file(self, file):
+        self._file = None
         with suppress(OSError):
             file.close()
 
@@ -245,10 +257,10 @@ class LineForwarder:
             stamp = time.asctime().encode() if self._timestamp else b""
             self._console.write(self._source, self._stream, lines, stamp + self._prefix)
 
-    def close(self):
+    def close(self) -> None:
         """Writes a last unfinished line."""
         line = self._take_partial()
         if line:
             self._write([(line, b"\n")])
         if self._file:
-            self._close_file()
+            self._close_file(self._file)

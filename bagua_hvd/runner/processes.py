@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from typing import IO, Any
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 MARK = "BAGUA_HVD_JOB"
@@ -41,7 +42,7 @@ def _carries(pid, mark):
         return False        # ended, or another user's
 
 
-def members(sessions, mark=None):
+def members(sessions: Collection[int], mark: str | None = None) -> list[int]:
     """The running processes of these sessions, and those with the mark. Empty on systems without /proc."""
     found: list[int] = []
     try:
@@ -62,7 +63,7 @@ def _ignoring_absence(send, pid, signum):
         send(pid, signum)
 
 
-def signal_sessions(sessions, signum, mark=None):
+def signal_sessions(sessions: Collection[int], signum: int, mark: str | None = None) -> None:
     """Sends the signal to every member, process groups of session leaders first."""
     for session in sessions:
         _ignoring_absence(os.killpg, session, signum)
@@ -79,7 +80,7 @@ def _group(pid):
         return None
 
 
-def kill_sessions(sessions: Iterable[int], mark: str | None = None) -> None:
+def kill_sessions(sessions: Collection[int], mark: str | None = None) -> None:
     """Sends SIGKILL until no member is left: a process forked during one search is found in the next."""
     signal_sessions(sessions, signal.SIGKILL, mark)
     for _ in range(100):
@@ -119,11 +120,12 @@ class Process:
         OSError: no more processes or descriptors.
     """
 
-    note = None
+    note: str | None = None
 
-    def __init__(self, name, command, env, stdin=subprocess.DEVNULL, pipe_variable=None):
+    def __init__(self, name: Any, command: Sequence[str], env: Mapping[str, str], stdin: int = subprocess.DEVNULL,
+                 pipe_variable: str | None = None) -> None:
         self.name = name
-        self.exit_code = None
+        self.exit_code: int | None = None
         with ExitStack() as on_error, ExitStack() as theirs:
             self.stdout, stdout = _pipe(on_error, theirs)
             self.stderr, stderr = _pipe(on_error, theirs)
@@ -137,16 +139,17 @@ class Process:
             on_error.pop_all()
 
     @property
-    def place(self):
+    def place(self) -> str:
         """Its location, for messages."""
         return f"pid {self.pid}"
 
     @property
-    def stdin(self):
+    def stdin(self) -> IO[bytes]:
         """The raw file that the process reads from, with stdin=subprocess.PIPE; the owner closes it."""
+        assert self._popen.stdin is not None        # PIPE
         return self._popen.stdin
 
-    def signal(self, signum):
+    def signal(self, signum: int) -> None:
         """Sends the signal to the process and its descendants in its session; SIGUSR1 and SIGUSR2 to the process alone,
         since workers of data loaders may not handle them."""
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
@@ -154,14 +157,14 @@ class Process:
         else:
             signal_sessions({self.pid}, signum)
 
-    def open_pidfd(self):
+    def open_pidfd(self) -> int | None:
         """A descriptor that becomes readable when the process ends; None if the system has no pidfds."""
         try:
             return os.pidfd_open(self.pid)
         except (AttributeError, OSError):
             return None
 
-    def poll(self):
+    def poll(self) -> int | None:
         """The exit code; None while it runs. Never blocks or reaps."""
         if self.exit_code is None:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -169,7 +172,7 @@ class Process:
                 self.exit_code = ended.si_status + (0 if ended.si_code == os.CLD_EXITED else 128)
         return self.exit_code
 
-    def release(self):
+    def release(self) -> None:
         """Reaps the process, which has ended. Its number may be reused from now on."""
         self._popen.wait()
 
@@ -181,7 +184,7 @@ class Guard:
         mark: processes with this mark are killed, too.
     """
 
-    def __init__(self, mark=None):
+    def __init__(self, mark: str | None = None) -> None:
         # Without the job's secret; but many Pythons do not start without the loader's variables.
         env = {name: os.environ[name] for name in _FOR_THE_LOADER if name in os.environ}
         self._popen = subprocess.Popen(
@@ -192,7 +195,7 @@ class Guard:
         if mark is not None:
             self._tell(_MARK + mark.encode() + b"\n")
 
-    def watch(self, session):
+    def watch(self, session: int) -> None:
         """From now on this session is killed when the launcher ends."""
         self._tell(b"%d\n" % session)
 
@@ -200,7 +203,7 @@ class Guard:
         with suppress(BrokenPipeError):     # the guard was killed; the death signal remains
             self._stdin.write(line)
 
-    def close(self):
+    def close(self) -> None:
         """Tells the guard to do nothing, and waits for its end."""
         self._tell(_DONE)
         self._stdin.close()

@@ -10,7 +10,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.job.ports import EVERY_INTERFACE
 
 
-def main():
+def main() -> None:
     """Serves on all interfaces, on the first free port of BAGUA_HVD_PORTS, until the process is killed."""
     secret = variables.read("_HOROVOD_SECRET_KEY")
     if not secret:

@@ -1,11 +1,14 @@
 """Reads the stderr of ranks for the launcher: their reports (job/reporting.py), and their last output."""
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
-from bagua_hvd.runner.job import first_cause
-from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.runner.dashboard import Dashboard
+from bagua_hvd.runner.job import WorkerFailed, first_cause
+from bagua_hvd.runner.output import Console, LineForwarder, Sink
+from bagua_hvd.runner.supervisor import Outcome
 
 _TAIL_NBYTES = 1 << 16
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
@@ -52,17 +55,17 @@ class Reports:
         because_of: {process: rank}: the rank that failed or left the job before the process did; None: none.
     """
 
-    def __init__(self, dashboard=None):
-        self.because_of = {}
+    def __init__(self, dashboard: Dashboard | None = None) -> None:
+        self.because_of: dict[int, int | None] = {}
         self._dashboard = dashboard
-        self._stderr_tail = defaultdict(bytearray)  # process -> its last output
-        self._last_writer = None
+        self._stderr_tail: defaultdict[int | None, bytearray] = defaultdict(bytearray)  # by process: its last output
+        self._last_writer: int | None = None
 
-    def filter(self, process, rank, forwarder):
+    def filter(self, process: int, rank: int, forwarder: Sink) -> Sink:
         """The forwarder of a process's stderr, without the reports."""
         return _Filter(self, process, rank, forwarder)
 
-    def take(self, process, rank, line):
+    def take(self, process: int, rank: int, line: bytes) -> None:
         """Takes a report."""
         try:
             report = reporting.read(line)
@@ -75,7 +78,7 @@ class Reports:
         elif self._dashboard is not None:
             self._dashboard.report(rank, report.figures)
 
-    def record_stderr(self, process, data):
+    def record_stderr(self, process: int, data: bytes) -> None:
         """Takes output of a process to stderr."""
         self._last_writer = process
         tail = self._stderr_tail[process]
@@ -83,15 +86,15 @@ class Reports:
         if len(tail) > 2 * _TAIL_NBYTES:
             del tail[:-_TAIL_NBYTES]
 
-    def forget(self, processes):
+    def forget(self, processes: Iterable[int]) -> None:
         """Drops what ended processes wrote. Of the one that wrote last it is kept, to compare its last line."""
         for process in processes:
             self.because_of.pop(process, None)
-            tail = self._stderr_tail.pop(process, b"")
+            tail = self._stderr_tail.pop(process, bytearray())
             if process == self._last_writer:
                 self._last_writer, self._stderr_tail[None] = None, tail
 
-    def cause(self, failures):
+    def cause(self, failures: Sequence[int]) -> int | None:
         """See first_cause().
 
         Args:
@@ -99,7 +102,7 @@ class Reports:
         """
         return first_cause(failures[0], {process: self.because_of.get(process) for process in failures})
 
-    def circumstances(self, outcome):
+    def circumstances(self, outcome: Outcome) -> str:
         """Text to append to the failure message of outcome.failed: the other ranks that explain it."""
         cause = self.because_of.get(outcome.failed)
         if cause is None:
@@ -111,7 +114,7 @@ class Reports:
             return f". It needed rank {cause}, which ended with exit code 0"
         return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
-    def repeat_traceback(self, console, failed):
+    def repeat_traceback(self, console: Console, failed: WorkerFailed) -> None:
         """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
 
         Args:

@@ -2,7 +2,9 @@
 import base64
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -12,9 +14,11 @@ from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (
     Interrupted,
+    OutputOptions,
     WorkerFailed,
     forwarders,
     is_local,
@@ -28,8 +32,12 @@ from bagua_hvd.runner.ssh.network import find_places
 from bagua_hvd.runner.ssh.spawner import SshSpawner
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
+if TYPE_CHECKING:           # baguarun itself does not need cloudpickle
+    from bagua_hvd.runner.function_server import FunctionServer
 
-def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
+
+def host_options(env: Mapping[str, str], ssh_port: int | None = None,
+                 ssh_identity_file: str | os.PathLike[str] | None = None, nics: list[str] | None = None) -> HostOptions:
     """The HostOptions for the flags.
 
     Args:
@@ -49,7 +57,9 @@ def host_options(env, ssh_port=None, ssh_identity_file=None, nics=None):
     return HostOptions(ssh_port, identity_file, timeout, silence_seconds(env), nics)
 
 
-def run_static(command, slots, env, output, options, verbose=False, console=None, server=None, dashboard=False):
+def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str], output: OutputOptions,
+               options: HostOptions, verbose: bool = False, console: Console | None = None,
+               server: "FunctionServer | None" = None, dashboard: bool = False) -> None:
     """Runs the command once for every slot and returns when all ranks have ended with 0.
 
     Args:
@@ -98,8 +108,8 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
             if remote:
                 environment.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
             stdout, stderr = forwarders(console, slot, output)
-            stderr = reports.filter(slot.rank, slot.rank, stderr)
-            tasks.append(Task(slot.rank, command, environment, stdout, stderr, slot.hostname))
+            tasks.append(Task(slot.rank, command, environment, stdout, reports.filter(slot.rank, slot.rank, stderr),
+                              slot.hostname))
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
         supervisor = Supervisor(console, spawner=spawner, survivors_seconds=survivors, find_cause=reports.cause,
@@ -117,7 +127,7 @@ def run_static(command, slots, env, output, options, verbose=False, console=None
         raise failed
 
 
-def describe(slot):
+def describe(slot: SlotInfo) -> str:
     """A line that describes a SlotInfo."""
     return (f"rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank {slot.local_rank} of "
             f"{slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")

@@ -13,14 +13,16 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from bagua_hvd.runner.output import Sink
-from bagua_hvd.runner.spawner import LocalSpawner
+from bagua_hvd.runner.output import Console, Sink
+from bagua_hvd.runner.spawner import AnyProcess, AnySpawner, LocalSpawner, Task
+
+_Result = TypeVar("_Result")
 
 GRACE_SECONDS = 5
 # How long a pipe is read after its process ended: a child that outlives it may hold the pipe open forever.
@@ -34,38 +36,20 @@ _READ_NBYTES = 1 << 16
 
 
 @dataclass
-class Task:
-    """A command, and the sinks of its output.
-
-    Attributes:
-        name: for messages; the rank.
-        env: the whole environment; for another host, the differences from the connection's base environment.
-        host: the host's name; None: this one.
-    """
-
-    name: object
-    command: list
-    env: dict
-    stdout: Sink
-    stderr: Sink
-    host: str | None = None
-
-
-@dataclass
 class Outcome:
     """How the processes ended."""
 
-    exit_codes: dict = field(default_factory=dict)      # by name; 128 + n for signal n
-    failures: list = field(default_factory=list)        # names of those that failed before anything was stopped, in
+    exit_codes: dict[Any, int] = field(default_factory=dict)      # by name; 128 + n for signal n
+    failures: list[Any] = field(default_factory=list)   # names of those that failed before anything was stopped, in
                                 # the order of their ends
-    failed: object = None       # name of the one that caused the failure; None: none failed before a stop from outside
+    failed: Any = None       # name of the one that caused the failure; None: none failed before a stop from outside
     signum: int | None = None   # the signal that stopped the launcher; SIGPIPE: nobody reads its output any more
 
 
 @dataclass
 class _Running:
-    process: object             # processes.Process, or a spawner's equivalent
-    forwarders: dict            # descriptor -> Sink, while it is open
+    process: AnyProcess
+    forwarders: dict[int, Sink]         # by descriptor, while it is open
     pidfd: int | None
     drain_until: float | None = None    # set: the loop has handled the end, even if the exit code was read before
     kill_at: float | None = None    # set: this process and its descendants are being terminated
@@ -99,10 +83,14 @@ class Supervisor:
         find_cause: function of Outcome.failures that returns the one that caused the others; None: the first.
     """
 
-    def __init__(self, console, should_stop=None, handle_signals=True, report_failures=True, spawner=None, on_exit=None,
-                 survivors_seconds=0, find_cause=None, on_end=None):
+    def __init__(self, console: Console, should_stop: Callable[[], bool] | None = None, handle_signals: bool = True,
+                 report_failures: bool = True, spawner: AnySpawner | None = None,
+                 on_exit: Callable[[AnyProcess, int], object] | None = None, survivors_seconds: float = 0,
+                 find_cause: Callable[[list[Any]], Any] | None = None,
+                 on_end: Callable[[Any, int], object] | None = None) -> None:
         self._console = console
-        self._spawner = spawner
+        self._spawner = spawner or LocalSpawner()
+        self._owns_spawner = spawner is None
         self._on_exit = on_exit
         self._on_end = on_end
         self._open = on_exit is not None
@@ -112,18 +100,18 @@ class Supervisor:
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
         self._selector = selectors.DefaultSelector()
-        self._running = []
+        self._running: list[_Running] = []
         # Ended processes. They are reaped at the end only, because their descendants still use their session's number.
-        self._ended = []
-        self._signals = []          # (number, when)
+        self._ended: list[_Running] = []
+        self._signals: list[tuple[int, float]] = []      # (number, when)
         self._survivors_seconds = survivors_seconds
         self._find_cause = find_cause or (lambda failures: failures[0])
-        self._stop_at = None        # set: one has failed, and the others may run until then
+        self._stop_at: float | None = None      # set: one has failed, and the others may run until then
         self._kill_at: float | None = None      # set: a stop is in progress
-        self._killed_at = None
+        self._killed_at: float | None = None
         self._outcome = Outcome()
 
-    def run(self, tasks):
+    def run(self, tasks: Iterable[Task]) -> Outcome:
         """Starts all tasks, waits for all of them, and returns the Outcome.
 
         Raises:
@@ -131,8 +119,8 @@ class Supervisor:
         """
         with ExitStack() as stack:
             stack.callback(self._selector.close)
-            if self._spawner is None:
-                self._spawner = stack.enter_context(LocalSpawner())
+            if self._owns_spawner:
+                stack.enter_context(self._spawner)
             wakeup = self._open_wakeup(stack)
             stack.enter_context(self._signals_handled(wakeup))
             stack.callback(self._clean_up)
@@ -158,16 +146,16 @@ class Supervisor:
 
     # ---- while it runs ------------------------------------------------------------------------------------------
 
-    def call_soon(self, function):
+    def call_soon(self, function: Callable[[], object]) -> None:
         """Makes the loop call function(). Any thread; ignored when run() has ended."""
         self._calls.append(function)
         if self._wakeup is not None:
             with suppress(OSError):     # full: the loop will wake up; closed: run() has ended
                 self._wakeup.send(b"\0")
 
-    def call(self, function):
+    def call(self, function: Callable[[], _Result]) -> Future[_Result]:
         """call_soon(); returns a Future of the function's result."""
-        future: Future[Any] = Future()
+        future: Future[_Result] = Future()
 
         def call():
             try:
@@ -178,7 +166,7 @@ class Supervisor:
         self.call_soon(call)
         return future
 
-    def start(self, task):
+    def start(self, task: Task) -> AnyProcess:
         """Starts a task and returns its process. Only in the loop. OSError: it could not be started."""
         process = self._spawner.start(task)
         forwarders = {process.stdout: task.stdout, process.stderr: task.stderr}
@@ -191,7 +179,7 @@ class Supervisor:
                                     lambda fd, running=running: self._check_process(running))
         return process
 
-    def terminate(self, process, grace_seconds=GRACE_SECONDS):
+    def terminate(self, process: AnyProcess, grace_seconds: float = GRACE_SECONDS) -> None:
         """SIGTERM for one process and its descendants, SIGKILL later, even after its own end. Only in the loop."""
         for running in [*self._running, *self._ended]:
             if running.process is process and running.kill_at is None:
@@ -201,30 +189,30 @@ class Supervisor:
                     self._ended.remove(running)
                     self._running.append(running)
 
-    def signal_all(self, signum):
+    def signal_all(self, signum: int) -> None:
         """Sends the signal to everything that runs, without any other effect. Only in the loop."""
         self._spawner.signal_all(signum)
 
-    def watch(self, fd, function):
+    def watch(self, fd: int, function: Callable[[int], object]) -> None:
         """Makes the loop call function(fd) when fd is readable. Only before or in the loop."""
         self._selector.register(fd, selectors.EVENT_READ, function)
 
-    def unwatch(self, fd):
+    def unwatch(self, fd: int) -> None:
         """Ends watch()."""
         self._selector.unregister(fd)
 
-    def finish(self):
+    def finish(self) -> None:
         """With on_exit: makes run() return when no process runs any more. Only in the loop."""
         self._open = False
 
-    def stop(self, after_seconds=0):
+    def stop(self, after_seconds: float = 0) -> None:
         """Stops everything, like should_stop, that has not ended by itself after that time. Only in the loop."""
         if not self.stopping:
             self._open = False
             self._stop_after(after_seconds)
 
     @property
-    def stopping(self):
+    def stopping(self) -> bool:
         """Whether a stop is in progress or scheduled, for whatever reason."""
         return self._kill_at is not None or self._stop_at is not None
 

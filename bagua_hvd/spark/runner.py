@@ -33,7 +33,7 @@ from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
 _POLL_SECONDS = 0.1
 _ARRIVAL_SECONDS = 5        # time for messages of ended ranks to arrive, for each piece
 _END_SECONDS = 20           # time for Spark's tasks to end
-_NOTICE_SECONDS = 10        # until the user is told what the job waits for
+_NOTICE_SECONDS = 10        # until a message says what the job waits for
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] = {},  # noqa: B006 (Horovod's)
@@ -112,7 +112,7 @@ class _SparkFunctionServer(FunctionServer):
 
     Attributes:
         exit_codes: {rank: of its process}. begun: ranks that have begun. printing: number of open output streams.
-        heard: time of the last output.
+        last_output: time of the last output.
     """
 
     def __init__(self, secret_key, function, host, console, timestamp, rank_ended):
@@ -124,7 +124,7 @@ class _SparkFunctionServer(FunctionServer):
         self._writers = set()       # of all connections but output streams
         self._ending = False
         self.printing = 0
-        self.heard = 0.0
+        self.last_output = 0.0
         super().__init__(secret_key, function, host)
 
     opening_messages = (Hello, Task, Output)
@@ -146,7 +146,7 @@ class _SparkFunctionServer(FunctionServer):
             try:
                 while data := await reader.read(1 << 16):
                     forwarder.feed(data)
-                    self.heard = time.monotonic()
+                    self.last_output = time.monotonic()
             finally:
                 self.printing -= 1
                 forwarder.close()
@@ -221,7 +221,7 @@ class _Stage:
             server.end()
         began = time.monotonic()
         while (server.printing or server.unfinished and not server.failures) and (
-                time.monotonic() < max(began, server.heard) + _ARRIVAL_SECONDS):
+                time.monotonic() < max(began, server.last_output) + _ARRIVAL_SECONDS):
             time.sleep(_POLL_SECONDS)
 
     def _reason(self):

@@ -11,13 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.runner.common.util.hosts import slots_on
+from bagua_hvd.runner.common.util.hosts import SlotInfo, slots_on
 from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions
 
@@ -74,15 +75,15 @@ class Job:
     interfaces: str = ""
 
 
-def places(told):
+def places(hosts_of: Sequence[str]) -> tuple[list[int], list[SlotInfo]]:
     """Ranks of the partitions, and SlotInfos of the ranks. The ranks of a host are consecutive.
 
     Args:
-        told: the host of each partition.
+        hosts_of: the host of each partition.
     """
-    hosts = list(dict.fromkeys(told))
-    order = sorted(range(len(told)), key=lambda partition: hosts.index(told[partition]))
-    return [order.index(partition) for partition in range(len(told))], slots_on([told[i] for i in order])
+    hosts = list(dict.fromkeys(hosts_of))
+    order = sorted(range(len(hosts_of)), key=lambda partition: hosts.index(hosts_of[partition]))
+    return [order.index(partition) for partition in range(len(hosts_of))], slots_on([hosts_of[i] for i in order])
 
 
 def run_task(job: Job, context: Any) -> tuple[int, int]:
@@ -93,16 +94,16 @@ def run_task(job: Job, context: Any) -> tuple[int, int]:
         OSError: the driver cannot be reached.
     """
     gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
-    told = [json.loads(text) for text in context.allGather(json.dumps([host_hash(), gpus]))]
-    ranks, slots = places([host for host, _ in told])
+    gathered = [json.loads(text) for text in context.allGather(json.dumps([host_hash(), gpus]))]
+    ranks, slots = places([host for host, _ in gathered])
     slot = slots[ranks[context.partitionId()]]
     env = worker_environment({**os.environ, **job.env}, slot, job.address, job.rendezvous_port, job.secret_key,
                              job.interfaces)
     env["PYTHONPATH"] = os.pathsep.join([*sys.path, *(path for path in job.path if os.path.isdir(path))])
     if gpus:        # those of all ranks on the host, in rank order: a rank uses the one of its local rank
-        by_rank = sorted(range(len(told)), key=ranks.__getitem__)
+        by_rank = sorted(range(len(gathered)), key=ranks.__getitem__)
         env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(
-            gpu for i in by_rank if told[i][0] == slot.hostname for gpu in told[i][1]))
+            gpu for i in by_rank if gathered[i][0] == slot.hostname for gpu in gathered[i][1]))
     return slot.rank, _run(job, slot.rank, env)
 
 
@@ -122,15 +123,15 @@ def _run(job, rank, env):
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
                                    stderr=stderr.fileno(), start_new_session=True)
     except OSError as error:
-        told = Ended(_NOT_FOUND, f"{socket.gethostname()} cannot run {command[0]}: {error.strerror}")
+        ended = Ended(_NOT_FOUND, f"{socket.gethostname()} cannot run {command[0]}: {error.strerror}")
     else:
-        told = Ended(_wait(process, task))
+        ended = Ended(_wait(process, task))
     for connection in (stdout, stderr):
         connection.close()
     with suppress(OSError):     # the driver has closed the connection
-        task.send(told)
+        task.send(ended)
     task.close()
-    return told.exit_code
+    return ended.exit_code
 
 
 def _wait(process, task):

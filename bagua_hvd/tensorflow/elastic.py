@@ -6,7 +6,7 @@
     def train(state): ...       # commit() after every few batches; starts where the state says
 """
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,8 @@ class TensorFlowKerasState(KerasState):
         ValueError: see KerasState.
     """
 
-    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, *, every_step: bool = False,
-                 **kwargs: Any) -> None:
+    def __init__(self, model: "tf.keras.Model", optimizer: "tf.keras.optimizers.Optimizer | None" = None,
+                 backend: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
         super().__init__(model, optimizer, every_step=every_step, **kwargs)
 
 
@@ -85,7 +85,8 @@ class TensorFlowState(ObjectState):
         kwargs: further attributes with their initial values; they are pickled.
     """
 
-    def __init__(self, variables: Any = None, session: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
+    def __init__(self, variables: Sequence[tf.Variable] | None = None, session: tf.compat.v1.Session | None = None, *,
+                 every_step: bool = False, **kwargs: Any) -> None:
         if every_step:
             raise ValueError(SEES_NO_STEPS)
         self.variables = list(variables or tf.compat.v1.global_variables())

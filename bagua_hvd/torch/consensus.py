@@ -1,5 +1,4 @@
 """Averages the ranks' models, which decentralized and asynchronous algorithms let differ."""
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ class consensus:
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, process_set: ProcessSet = global_process_set) -> None:
+    def __init__(self, model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:
         state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared tensors once
         self._tensors = [tensor.detach() for tensor in state.values() if torch.is_tensor(tensor)
                          and tensor.is_floating_point() and DTYPES.get(tensor.dtype) in frontend.reducible]

@@ -81,7 +81,8 @@ class State:
             `scaler` was not given.
     """
 
-    def __init__(self, process_group: Any = None, scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None,
+                 scaler: torch.amp.GradScaler | None = None) -> None:
         self._process_group = process_group
         self._scaler = scaler
         self._places = WeakTensorKeyDictionary()    # parameter -> number, in the order of first use
@@ -304,7 +305,7 @@ class Hook:
         vars(self).update(state)
         self._forget()
 
-    def __call__(self, state, bucket: dist.GradBucket):
+    def __call__(self, state: State | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         state = self._state_of(bucket) if state is None else state
         buffer = bucket.buffer()
         if buffer.is_sparse:

@@ -17,7 +17,8 @@ from bagua_hvd.training.model import weights_broadcast
 
 
 @eager
-def broadcast_parameters(params: Any, root_rank: int) -> None:
+def broadcast_parameters(params: Mapping[str, torch.Tensor] | list[torch.Tensor] | list[tuple[str, torch.Tensor]],
+                         root_rank: int) -> None:
     """Overwrites the tensors with those of the root; blocks until all have arrived.
 
     Args:

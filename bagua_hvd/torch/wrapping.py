@@ -42,7 +42,7 @@ class Wrapped(_Optimizer):
     # readers must not communicate: a rank that logs its learning rate must not wait for the others.
     # docs/decisions/frontends.md
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups. When a GradScaler reads them, gradients are synchronized, as in step()."""
         reader = sys._getframe(1)
         if reader.f_code.co_name == "_unscale_grads_" or reader.f_globals.get("__name__", "").endswith("grad_scaler"):
@@ -54,7 +54,7 @@ class Wrapped(_Optimizer):
             raise AttributeError("param_groups") from None
 
     @param_groups.setter
-    def param_groups(self, groups):
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
         self.__dict__["param_groups"] = self._given.param_groups = groups
 
     def __setstate__(self, state):

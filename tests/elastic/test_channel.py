@@ -150,19 +150,19 @@ def test_strangers_learn_nothing_and_cause_nothing(service, data):
 
 def test_a_reflected_proof_is_none():
     side = channel.Handshake(SECRET, channel.CONNECTED, 4242)
-    proof = side.answer(side.hello)     # the peer sends the bytes that it received
+    proof = side.proof(side.hello)     # the peer sends the bytes that it received
     with pytest.raises(channel.NotAuthenticated):
         side.check(proof)
     other = channel.Handshake(SECRET, channel.ACCEPTED, 4242)
-    right = other.answer(side.hello)
-    side.answer(other.hello)
+    right = other.proof(side.hello)
+    side.proof(other.hello)
     side.check(right)
 
 
 def test_a_handshake_that_is_passed_on_to_another_port_proves_nothing():
     side = channel.Handshake(SECRET, channel.CONNECTED, 4242)
     other = channel.Handshake(SECRET, channel.ACCEPTED, 4243)
-    to_other, to_side = side.answer(other.hello), other.answer(side.hello)
+    to_other, to_side = side.proof(other.hello), other.proof(side.hello)
     for receiver, proof in ((side, to_side), (other, to_other)):
         with pytest.raises(channel.NotAuthenticated):
             receiver.check(proof)

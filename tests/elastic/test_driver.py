@@ -51,7 +51,7 @@ class Job:
     def send(self, number, message):
         self.sent.append((number, message))
         if message == Ping() and number not in self.frozen:
-            self.driver.answered(number)
+            self.driver.responded(number)
 
     def place(self, number, slot):
         pass
@@ -236,7 +236,7 @@ def test_one_that_works_after_init_while_others_could_not_connect_is_not_silent(
 def test_all_that_are_stopped_at_once_are_silent():
     """The others report only the first of them."""
     job = running({"a": 1, "b": 1, "c": 1, "d": 1}, min_num_proc=1, start_timeout=30)
-    job.driver.answered(3)      # it has reconnected on its own
+    job.driver.responded(3)      # it has reconnected on its own
     job.frozen = {2, 3}
     job.join(0, silent=2)
     job.wait(29)

@@ -119,7 +119,7 @@ def test_a_worker_ends_whatever_its_driver_says(message):
         for line in lines:
             return refused_or(lambda line: channel.decode(line, *kinds), line)
 
-    link._answers, link._refused = queue.SimpleQueue(), None
+    link._responses, link._refused = queue.SimpleQueue(), None
     link._on_hosts_updated = lambda *update: None
     link._sending = threading.Lock()
     link._connection = SimpleNamespace(receive=receive, send=lambda message: None)

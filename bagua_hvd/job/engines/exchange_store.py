@@ -22,7 +22,7 @@ def attempt(store: Any, rank: int, size: int, seconds: float) -> Any:
 
     A store keeps data of earlier attempts: torchrun's agent has one store for all restarts, and a destroyed group may
     be made again. So rank 0 chooses a new name for each attempt. A rank asks for it under a key that is new, too; rank
-    0 answers every request, also from dead ranks of earlier attempts, until all ranks confirm the name.
+    0 responds to every request, also from dead ranks of earlier attempts, until all ranks confirm the name.
 
     Raises:
         RuntimeError: a rank did not call within `seconds`.
@@ -33,7 +33,7 @@ def attempt(store: Any, rank: int, size: int, seconds: float) -> Any:
         return store
     if rank == 0:
         name = f"bagua_hvd/{uuid.uuid4().hex}"
-        _answer(store, name, set(range(1, size)), seconds)
+        _respond(store, name, set(range(1, size)), seconds)
         return PrefixStore(name, store)
     asked = uuid.uuid4().hex
     store.set(f"bagua_hvd/ask/{rank}", asked)
@@ -47,16 +47,16 @@ def attempt(store: Any, rank: int, size: int, seconds: float) -> Any:
     return PrefixStore(name, store)
 
 
-def _answer(store, name, missing, seconds):
+def _respond(store, name, missing, seconds):
     deadline, pause = time.monotonic() + seconds, _POLL_SECONDS[0]
-    answered: dict[int, str] = {}
+    responded: dict[int, str] = {}
     while True:
         for rank in sorted(missing):
             if store.check([f"bagua_hvd/ask/{rank}"]):
                 asked = store.get(f"bagua_hvd/ask/{rank}").decode()
-                if answered.get(rank) != asked:
+                if responded.get(rank) != asked:
                     store.set(f"bagua_hvd/answer/{asked}", name)
-                    answered[rank] = asked
+                    responded[rank] = asked
                 elif store.check([f"{name}/has/{rank}"]):
                     missing.discard(rank)
         if not missing:

@@ -2,15 +2,23 @@
 import errno
 import os
 import threading
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.probe import interface_of
-from bagua_hvd.runner.job import is_local, worker_environment
-from bagua_hvd.runner.output import LineForwarder
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.service import Service
+from bagua_hvd.runner.common.util.hosts import SlotInfo
+from bagua_hvd.runner.dashboard import Dashboard
+from bagua_hvd.runner.elastic.reach import Reach
+from bagua_hvd.runner.job import OutputOptions, is_local, worker_environment
+from bagua_hvd.runner.output import Console, LineForwarder
 from bagua_hvd.runner.reports import Reports
+from bagua_hvd.runner.spawner import AnyProcess
 from bagua_hvd.runner.ssh.connection import LOST
-from bagua_hvd.runner.supervisor import GRACE_SECONDS, Task
+from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
 
 # This process lacks something: the host of the worker that it was to start is not to blame.
 _SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
@@ -52,8 +60,10 @@ class Crew:
         reports: Reports of the workers, by number.
     """
 
-    def __init__(self, command, env, output, supervisor, reach, service, rendezvous, secret_key, console, on_end,
-                 dashboard=None):
+    def __init__(self, command: list[str], env: dict[str, str], output: OutputOptions, supervisor: Supervisor,
+                 reach: Reach, service: Service, rendezvous: Rendezvous, secret_key: bytes, console: Console,
+                 on_end: Callable[[int, int | None, Any, int | None], object],
+                 dashboard: Dashboard | None = None) -> None:
         self._command = command
         self._env = env
         self._output = output
@@ -66,12 +76,12 @@ class Crew:
         self._on_end = on_end
         self._dashboard = dashboard
         self.reports = Reports(dashboard)
-        self._written = set()   # paths of output files
+        self._written: set[str] = set()     # paths of output files
         # Changed by the supervisor's loop only.
-        self._running = {}      # number -> (process, (_RankOutput, _RankOutput))
-        self._stopped = set()   # numbers of workers that must not be started any more
+        self._running: dict[int, tuple[AnyProcess, tuple[_RankOutput, _RankOutput]]] = {}      # by number
+        self._stopped: set[int] = set()     # numbers of workers that must not be started any more
 
-    def start(self, number, host, slot):
+    def start(self, number: int, host: str, slot: SlotInfo) -> None:
         """Starts the worker `number` at a SlotInfo, once its host can be reached."""
         threading.Thread(target=self._find, args=(number, host, slot), name="elastic worker", daemon=True).start()
 
@@ -111,7 +121,7 @@ class Crew:
         else:
             self._running[number] = process, (stdout, stderr)
 
-    def exited(self, process, exit_code):
+    def exited(self, process: AnyProcess, exit_code: int) -> None:
         """For the supervisor: a process has ended."""
         if exit_code and not self._supervisor.stopping:     # its descendants may not live as long as the job
             self._supervisor.terminate(process)
@@ -130,7 +140,7 @@ class Crew:
         forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
         return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
 
-    def stop(self, number, grace_seconds=GRACE_SECONDS):
+    def stop(self, number: int, grace_seconds: float = GRACE_SECONDS) -> None:
         """Sends SIGTERM, and SIGKILL after the grace period."""
         self._supervisor.call_soon(lambda: self._stop(number, grace_seconds))
 
@@ -139,7 +149,7 @@ class Crew:
         if number in self._running:
             self._supervisor.terminate(self._running[number][0], grace_seconds)
 
-    def forget(self, numbers):
+    def forget(self, numbers: Collection[int]) -> None:
         """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
         self._supervisor.call_soon(lambda: self._forget(numbers))
 
@@ -149,20 +159,20 @@ class Crew:
             self._stopped.discard(number)
         self.reports.forget(numbers)
 
-    def place(self, number, slot):
+    def place(self, number: int, slot: SlotInfo) -> None:
         """From now on the worker's output is printed under the SlotInfo's rank."""
         for output in self._running[number][1]:
             output.rank = slot.rank
         if self._dashboard:
             self._dashboard.reset_rank(slot)
 
-    def interface(self, host, hosts):
+    def interface(self, host: str, hosts: Iterable[str]) -> str:
         """The interface by which a worker of `host` connects to those of `hosts`. NoRoute: there is none."""
         return self._reach.interface(host, hosts)
 
-    def send(self, number, message):
+    def send(self, number: int, message: object) -> None:
         self._service.send(number, message)
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         """Prints a line of the launcher itself."""
         self._supervisor.call_soon(lambda: self._console.say(text))

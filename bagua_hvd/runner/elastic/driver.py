@@ -32,12 +32,16 @@ import math
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from typing import Any, Protocol
 
 from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Ping, Refused, Removed
+from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
-from bagua_hvd.runner.elastic.placement import assign, fit
+from bagua_hvd.runner.elastic.discovery import HostManager
+from bagua_hvd.runner.elastic.placement import Phase, Worker, assign, fit
+from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import WorkerFailed, first_cause
 from bagua_hvd.runner.ssh.network import NoRoute
 
@@ -53,13 +57,6 @@ _KILLED = 128 + signal.SIGKILL
 _NO_ROUTE = 255         # ssh's own exit code, as for hosts that cannot be reached
 
 NO_HOSTS_LEFT = "No hosts from previous set remaining, unable to broadcast state."
-
-
-class Phase(Enum):
-    STARTING = "starting"
-    WAITING = "waiting"
-    RUNNING = "running"
-    LEAVING = "leaving"
 
 
 @dataclass
@@ -82,31 +79,22 @@ def _cause(failures):
     return by_rank[first_cause(failures[0].rank, {rank: failure.because_of for rank, failure in by_rank.items()})].error
 
 
-@dataclass(eq=False)
-class Worker:
-    """The driver's record of a process.
+class AnyCrew(Protocol):
+    """See crew.py."""
 
-    Attributes:
-        number: of this process, never reused. label: its rank, for messages; at first the expected one.
-        since: when the phase began. rank: in the present generation; None: it is not a member.
-        has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
-        skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
-        answer_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
-        leave_by: in LEAVING, when it will be stopped; None: it was stopped, or has disconnected.
-    """
+    def start(self, number: int, host: str, slot: SlotInfo) -> None: ...
 
-    number: int
-    host: str
-    since: float
-    label: int | None = None
-    phase: Phase = Phase.STARTING
-    rank: int | None = None
-    has_state: bool = False
-    syncs: bool = False
-    skip_sync: bool = False
-    silent: int | None = None
-    answer_by: float | None = None
-    leave_by: float | None = None
+    def stop(self, number: int, grace_seconds: float = ...) -> None: ...
+
+    def forget(self, numbers: Collection[int]) -> None: ...
+
+    def place(self, number: int, slot: SlotInfo) -> None: ...
+
+    def interface(self, host: str, hosts: Iterable[str]) -> str: ...
+
+    def send(self, number: int, message: object) -> None: ...
+
+    def say(self, text: str) -> None: ...
 
 
 class ElasticDriver:
@@ -114,8 +102,7 @@ class ElasticDriver:
 
     Args:
         settings: ElasticSettings. hosts: HostManager.
-        crew: has start(number, host, slot), stop(number, grace_seconds), send(number, message), place(number, slot),
-            forget(numbers), interface(host, hosts), say(text).
+        crew: carries out the driver's decisions, see crew.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
         survivors_seconds: how long other workers of a host may continue after a failure there. 0: they are stopped.
@@ -126,39 +113,44 @@ class ElasticDriver:
         generation: number of rendezvous held so far.
     """
 
-    def __init__(self, settings, hosts, crew, rank_ended, clock=time.monotonic, survivors_seconds=0):
+    def __init__(self, settings: ElasticSettings, hosts: HostManager, crew: AnyCrew,
+                 rank_ended: Callable[[int, int | None, str], object], clock: Callable[[], float] = time.monotonic,
+                 survivors_seconds: float = 0) -> None:
         self.finished = False
-        self.failure = None
+        self.failure: Exception | None = None
         self.generation = 0
         self._settings = settings
+        assert settings.num_proc is not None and settings.min_num_proc is not None      # guaranteed by ElasticSettings
+        self._num_proc, self._min_num_proc = settings.num_proc, settings.min_num_proc
         self._hosts = hosts
         self._crew = crew
         self._rank_ended = rank_ended
         self._clock = clock
         self._survivors_seconds = survivors_seconds
-        self._workers = {}              # number -> Worker, while its process runs
+        self._workers: dict[int, Worker] = {}       # by number, while its process runs
         self._next_number = 0
         self._begun = False             # there were enough slots to begin once
         self._state_exists = False      # all members of a generation have had the job's state
         self._ending = False            # a member, or a worker before the first rendezvous, ended with 0
-        self._failures = []             # _Failures
+        self._failures: list[_Failure] = []
         self._last_loss = ""            # the message about the last failed worker
-        self._unconnected = None       # why members of the present generation could not connect to each other
+        self._unconnected: str | None = None    # why members of the present generation could not connect to each other
         self._failed_rendezvous = 0     # consecutive rendezvous that failed to connect without a failed member
         self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
         self._no_start_before = -math.inf   # this process lacks what it needs for one more worker
-        self._first_join_at = None      # time of the first init() call
-        self._waiting_since = None      # since when workers wait for slots or other workers
-        self._host_changes = None       # (what, timestamp, when sent last)
+        self._first_join_at = math.inf  # time of the first init() call
+        self._waiting_since: float | None = None        # since when workers wait for slots or other workers
+        self._host_changes: tuple[Any, int, float] | None = None        # (what, timestamp, when sent last)
         self._timestamp = 0
 
     # ---- events -------------------------------------------------------------------------------------------------
 
-    def hosts_found(self, found):
+    def hosts_found(self, found: dict[str, int]) -> None:
         """Takes the hosts that the discovery found, {name: slots}."""
         self._hosts.take(found)
 
-    def joined(self, number, skip_sync=False, failure=None, silent=None):
+    def joined(self, number: int, skip_sync: bool = False, failure: str | None = None,
+               silent: int | None = None) -> None:
         """A worker called init().
 
         Args:
@@ -174,8 +166,7 @@ class ElasticDriver:
         self._unconnected = failure or self._unconnected
         self._enter(worker, Phase.WAITING)
         worker.skip_sync, worker.silent = skip_sync, silent
-        if self._first_join_at is None:
-            self._first_join_at = self._clock()
+        self._first_join_at = min(self._first_join_at, self._clock())
 
     def _kill_silent(self):
         """Kills the member that most others report as silent, once all members on other hosts have called init().
@@ -200,12 +191,12 @@ class ElasticDriver:
         self._crew.stop(worker.number, grace_seconds=0)
         self._failed(worker, _KILLED, f"a worker on {worker.host} {why}, and was killed")
 
-    def syncing(self, number):
+    def syncing(self, number: int) -> None:
         """A worker synchronizes its state: the others no longer wait for its script."""
         if number in self._workers:
             self._workers[number].syncs = True
 
-    def synced(self, number):
+    def synced(self, number: int) -> None:
         """A worker has synchronized its state. Ignored from a worker that is not in the present generation."""
         worker = self._workers.get(number)
         if worker is not None and worker.rank is not None:
@@ -213,19 +204,20 @@ class ElasticDriver:
             self._state_exists = self._state_exists or all(
                 other.has_state for other in self._live() if other.rank is not None)
 
-    def answered(self, number):
+    def responded(self, number: int) -> None:
         """A worker has responded to a Ping."""
         worker = self._workers.get(number)
-        if worker is not None and worker.answer_by is not None:
-            worker.answer_by = math.inf
+        if worker is not None and worker.respond_by is not None:
+            worker.respond_by = math.inf
 
-    def disconnected(self, number):
+    def disconnected(self, number: int) -> None:
         """A connection broke: its worker no longer waits in init(), until it reconnects and repeats its join."""
         worker = self._workers.get(number)
         if worker is not None and worker.phase is Phase.WAITING:
             self._enter(worker, Phase.STARTING if worker.rank is None else Phase.RUNNING)
 
-    def ended(self, number, exit_code, note=None, because_of=None):
+    def ended(self, number: int, exit_code: int | None, note: str | OSError | None = None,
+              because_of: int | None = None) -> None:
         """A process has ended.
 
         Args:
@@ -310,7 +302,7 @@ class ElasticDriver:
 
     # ---- consequences -------------------------------------------------------------------------------------------
 
-    def step(self):
+    def step(self) -> None:
         """Takes all actions that are due."""
         if self.failure is not None:
             return
@@ -321,7 +313,7 @@ class ElasticDriver:
         now = self._clock()
         hosts = self._hosts.current_hosts
         if not self._begun:
-            self._begun = sum(hosts.values()) >= self._settings.num_proc
+            self._begun = sum(hosts.values()) >= self._num_proc
         staying, places = self._fit(hosts)
         self._release_unplaced(staying, now)
         if self._begun and places and now >= self._no_start_before:
@@ -425,7 +417,7 @@ class ElasticDriver:
             self._kill_after(timeout, [worker for worker in staying if not (worker.has_state or worker.syncs)], now,
                              f"has not synchronized its state {timeout:g} s after init()")
         members = [worker for worker in staying if worker.phase is Phase.WAITING]
-        if len(members) < self._settings.min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
+        if len(members) < self._min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
             return
         first_wait = self.generation == 0 and now < self._first_join_at + self._settings.start_timeout
         if first_wait and any(worker.phase is Phase.STARTING for worker in staying):
@@ -460,10 +452,10 @@ class ElasticDriver:
         for worker in workers:
             if worker.phase is not Phase.RUNNING:
                 continue
-            if worker.answer_by is None:
-                worker.answer_by = now + self._settings.start_timeout
+            if worker.respond_by is None:
+                worker.respond_by = now + self._settings.start_timeout
                 self._crew.send(worker.number, Ping())
-            elif now >= worker.answer_by:
+            elif now >= worker.respond_by:
                 self._kill(worker, "did not respond")
 
     def _kill_after(self, seconds, workers, now, why):
@@ -487,7 +479,7 @@ class ElasticDriver:
                 worker.rank, worker.has_state = None, False
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
-            worker.syncs, worker.silent, worker.answer_by = False, None, None
+            worker.syncs, worker.silent, worker.respond_by = False, None, None
             worker.rank = worker.label = slot.rank
             self._crew.place(worker.number, slot)
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
@@ -516,7 +508,7 @@ class ElasticDriver:
             return
         if self._failed_starts and self._exceeds_limit(max(0, self.generation - 1)):
             return
-        needed = self._settings.min_num_proc if self._begun else self._settings.num_proc
+        needed = self._min_num_proc if self._begun else self._num_proc
         slots = sum(hosts.values())
         waiting = any(worker.phase is Phase.WAITING and (worker.rank is not None or not self._running())
                       for worker in live)

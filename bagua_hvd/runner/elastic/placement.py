@@ -3,20 +3,55 @@
 Workers with the state come first: rank 0 broadcasts its state to all others, so it must have it. The workers of a host
 have consecutive ranks.
 """
-from bagua_hvd.runner.common.util.hosts import HostInfo, get_host_assignments
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from bagua_hvd.runner.common.util.hosts import HostInfo, SlotInfo, get_host_assignments
 
 
-def seniority(worker):
-    """Sort key of workers: first those with the job's state by their last ranks, then the others by their start.
+class Phase(Enum):
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    LEAVING = "leaving"
 
-    Args:
-        worker: has has_state, rank (None: it never had one) and number.
+
+@dataclass(eq=False)
+class Worker:
+    """The driver's record of a process.
+
+    Attributes:
+        number: of this process, never reused. label: its rank, for messages; at first the expected one.
+        since: when the phase began. rank: in the present generation; None: it is not a member.
+        has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
+        skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
+        respond_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
+        leave_by: in LEAVING, when it will be stopped; None: it was stopped, or has disconnected.
     """
+
+    number: int
+    host: str
+    since: float
+    label: int | None = None
+    phase: Phase = Phase.STARTING
+    rank: int | None = None
+    has_state: bool = False
+    syncs: bool = False
+    skip_sync: bool = False
+    silent: int | None = None
+    respond_by: float | None = None
+    leave_by: float | None = None
+
+
+def seniority(worker: Worker) -> tuple[bool, float, int]:
+    """Sort key of workers: first those with the job's state by their last ranks, then the others by their start."""
     rank = float("inf") if worker.rank is None else worker.rank
     return not worker.has_state, rank, worker.number
 
 
-def fit(workers, leaving, hosts, limit):
+def fit(workers: Iterable[Worker], leaving: Iterable[Worker], hosts: dict[str, int],
+        limit: int | None) -> tuple[list[Worker], list[str]]:
     """Decides which workers stay, and where further ones are started.
 
     Args:
@@ -29,7 +64,7 @@ def fit(workers, leaving, hosts, limit):
     for worker in leaving:
         if worker.host in room:
             room[worker.host] -= 1
-    staying: list = []
+    staying: list[Worker] = []
     for worker in sorted(workers, key=seniority):
         if hosts.get(worker.host, 0) > sum(other.host == worker.host for other in staying) and (
                 limit is None or len(staying) < limit):
@@ -44,13 +79,13 @@ def fit(workers, leaving, hosts, limit):
     return staying, places
 
 
-def assign(members, hosts):
+def assign(members: Collection[Worker], hosts: Iterable[str]) -> dict[Worker, SlotInfo]:
     """{worker: SlotInfo} for the members of a rendezvous.
 
     Args:
         hosts: names in order; decides between hosts without the job's state.
     """
-    by_host: dict[str, list] = {}
+    by_host: dict[str, list[Worker]] = {}
     for worker in sorted(members, key=seniority):
         by_host.setdefault(worker.host, []).append(worker)
     order = {host: i for i, host in enumerate(hosts)}

@@ -2,9 +2,13 @@
 import concurrent.futures
 import threading
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from bagua_hvd.runner.job import is_local
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
 from bagua_hvd.runner.ssh.network import LAUNCHER, Network, NoRoute, Place, local_place
+from bagua_hvd.runner.ssh.spawner import SshSpawner
 
 _PAUSE_SECONDS = 1      # after the first attempt; doubled after each further one
 
@@ -17,19 +21,20 @@ class Reach:
         call: function that makes the supervisor's loop call a function, and returns a Future.
     """
 
-    def __init__(self, ssh, options, call):
+    def __init__(self, ssh: SshSpawner, options: HostOptions,
+                 call: Callable[[Callable[[], RemoteHost]], Future[RemoteHost]]) -> None:
         self._ssh = ssh
         self._options = options
         self._call = call
         self._lock = threading.Lock()
         self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # running attempts
-        self._remotes = {}          # name -> RemoteHost
+        self._remotes: dict[str, RemoteHost] = {}       # by name
         self._network = Network(options.nics)
-        self._joined = {}           # hosts in the network, by name; guarded by _probing
+        self._joined: dict[str, RemoteHost] = {}        # hosts in the network, by name; guarded by _probing
         self._probing = threading.Lock()
         self._here = local_place(options.nics)
 
-    def find(self, host):
+    def find(self, host: str) -> Place:
         """The Place of a host in relation to the launcher's; connects to the host if needed. Blocks.
 
         Raises:
@@ -50,7 +55,7 @@ class Reach:
         return attempt.result()
 
     def _connect(self, host):
-        left, pause = self._options.timeout_seconds, _PAUSE_SECONDS
+        left, pause = float(self._options.timeout_seconds), _PAUSE_SECONDS
         while True:
             began = time.monotonic()
             try:
@@ -93,7 +98,7 @@ class Reach:
                         raise
                     silent |= error.hosts
 
-    def interface(self, host, hosts):
+    def interface(self, host: str, hosts: Iterable[str]) -> str:
         """The interface by which the workers of `host` connect to those of `hosts`. Never blocks.
 
         NoRoute: there is none; its `hosts` are names of hosts other than the launcher's.

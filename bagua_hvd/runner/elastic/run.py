@@ -2,9 +2,10 @@
 import base64
 import queue
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -16,15 +17,19 @@ from bagua_hvd.job.service import Service
 from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.elastic.crew import Crew
-from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, WorkerFailed, bind_address
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, bind_address
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import Spawner
+from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.spawner import SshSpawner
-from bagua_hvd.runner.supervisor import Supervisor
+from bagua_hvd.runner.supervisor import Outcome, Supervisor
+
+if TYPE_CHECKING:
+    from bagua_hvd.runner.function_server import FunctionServer
 
 _DISCOVERY_SECONDS = 1
 _GIVE_UP_SECONDS = 1
@@ -39,7 +44,8 @@ class Search:
         on_found: function of {name: slots}. say: prints a line.
     """
 
-    def __init__(self, discovery, on_found, say):
+    def __init__(self, discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
+                 say: Callable[[str], object]) -> None:
         self._discovery = discovery
         self._on_found = on_found
         self._say = say
@@ -72,8 +78,10 @@ class Search:
                 return      # else a last search has begun after the first close()
 
 
-def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, script=None, slots=None, hosts_string=None,
-                 reset_limit=None):
+def plan_elastic(env: Mapping[str, str], num_proc: int | None = None, min_num_proc: int | None = None,
+                 max_num_proc: int | None = None, script: str | None = None, slots: int | None = None,
+                 hosts_string: str | None = None,
+                 reset_limit: int | None = None) -> tuple[HostDiscovery, ElasticSettings]:
     """(HostDiscovery, ElasticSettings) from a user's arguments.
 
     Args:
@@ -99,13 +107,15 @@ def plan_elastic(env, num_proc=None, min_num_proc=None, max_num_proc=None, scrip
     return FixedHosts(hosts), settings
 
 
-def listen_address(discovery, settings):
+def listen_address(discovery: HostDiscovery, settings: ElasticSettings) -> str:
     """The address at which the launcher listens: other hosts may join, unless the job's are known from the start."""
     return bind_address(discovery.find_available_hosts_and_slots()) if settings.hosts_are_fixed else EVERY_INTERFACE
 
 
-def run_elastic(command, discovery, settings, env, output, options, cooldown_range=None, console=None, server=None,
-                dashboard=False):
+def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticSettings, env: dict[str, str],
+                output: OutputOptions, options: HostOptions, cooldown_range: Sequence[float] | None = None,
+                console: Console | None = None, server: "FunctionServer | None" = None,
+                dashboard: bool = False) -> None:
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
@@ -159,7 +169,7 @@ def run_elastic(command, discovery, settings, env, output, options, cooldown_ran
         raise Interrupted(outcome.signum)
 
 
-def run_beside(supervisor, main, survivors_seconds=0):
+def run_beside(supervisor: Supervisor, main: Callable[[], object], survivors_seconds: float = 0) -> Outcome:
     """Calls main() in a thread beside the supervisor's loop; returns the supervisor's Outcome when no process is left.
 
     Processes that still run when main() returns are stopped; when it raises, after survivors_seconds. A signal stops
@@ -168,7 +178,7 @@ def run_beside(supervisor, main, survivors_seconds=0):
     result: Future[Any] = Future()
 
     def call():
-        seconds = 0
+        seconds = 0.0
         try:
             result.set_result(main())
         except BaseException as error:
@@ -184,7 +194,8 @@ def run_beside(supervisor, main, survivors_seconds=0):
     return outcome
 
 
-def drive(driver, events, after_each_turn):
+def drive(driver: ElasticDriver, events: queue.SimpleQueue[tuple[str, int | None, Any]],
+          after_each_turn: Callable[[], object]) -> None:
     """The driver's thread: passes it the events until the job has ended.
 
     Args:
@@ -214,5 +225,5 @@ def _handle(driver, event, number, data):
     elif event == "ended":
         driver.ended(number, *data)
     else:
-        {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.answered,
+        {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.responded,
          "disconnected": driver.disconnected}[event](number)

@@ -9,12 +9,14 @@ import os
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
 from bagua_hvd.job.host_hash import host_hash
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.output import Console, Descriptor
+from bagua_hvd.runner.spawner import AnyProcess
 from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor, Task
 
@@ -59,7 +61,7 @@ class Agent:
         source, sink: descriptors of the frames.
     """
 
-    def __init__(self, source, sink):
+    def __init__(self, source: int, sink: int) -> None:
         self._source = source
         os.set_blocking(source, False)
         self._output = Descriptor(sink)
@@ -68,15 +70,15 @@ class Agent:
                                       report_failures=False, on_exit=self._on_exit)
         self._supervisor.watch(source, lambda fd: self._handle())
         self._reader = Reader()
-        self._frames = []
+        self._frames: list[tuple[Kind, int, bytes]] = []
         self._heard = time.monotonic()
         self._silence_seconds = _FIRST_SECONDS
         self._ended = False
-        self._processes = {}        # number -> process, ended or not: signals also go to its descendants
-        self._environment = {}
+        self._processes: dict[int, AnyProcess] = {}        # by number, ended or not: signals also go to its descendants
+        self._environment: dict[str, str] = {}
         self._requests = probe.Requests()
 
-    def run(self):
+    def run(self) -> None:
         """Returns once the launcher has sent FINISH or is gone, and nothing runs any more."""
         try:
             self._output.write(MAGIC)
@@ -185,15 +187,15 @@ class Agent:
         name, arguments = payload
         def work():
             try:
-                kind, answer = Kind.ANSWER, getattr(self._requests, name)(**arguments)
+                kind, response = Kind.RESPONSE, getattr(self._requests, name)(**arguments)
             except Exception as error:
-                kind, answer = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
-            self._supervisor.call_soon(lambda: self._send(kind, number, answer))
+                kind, response = Kind.REFUSAL, f"{name}: {str(error) or type(error).__name__}"
+            self._supervisor.call_soon(lambda: self._send(kind, number, response))
 
         threading.Thread(target=work, name=name, daemon=True).start()
 
 
-def main():
+def main() -> NoReturn:
     """Serves the launcher connected to standard input and output. Does not return."""
     sink = os.dup(1)
     os.dup2(2, 1)       # printed text must not mix with the frames

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job.messages import fill
 from bagua_hvd.runner.processes import Process
+from bagua_hvd.runner.spawner import Task
 from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
 
 LOST = 255      # exit code of processes whose connection was lost: ssh's own
@@ -44,7 +46,7 @@ _NOT_FORWARDED = (
 EXCLUDE = "BAGUA_HVD_EXCLUDE_ENV"
 
 
-def ssh_command():
+def ssh_command() -> list[str]:
     """The ssh program with its options. RuntimeError: there is no such program."""
     text = variables.read("BAGUA_HVD_SSH_COMMAND")
     try:
@@ -57,7 +59,7 @@ def ssh_command():
     return command
 
 
-def flags(port, identity_file):
+def flags(port: int | None, identity_file: str | None) -> list[str]:
     """The ssh flags for a port and a private key; None adds no flag."""
     return [*(["-p", str(port)] if port else []), *(["-i", identity_file] if identity_file else [])]
 
@@ -77,7 +79,7 @@ class HostOptions:
     silence_seconds: float = 70
     nics: list[str] | None = None
 
-    def command(self, host, remote_command=None):
+    def command(self, host: str, remote_command: str | None = None) -> list[str]:
         """The arguments of the ssh client. Options in BAGUA_HVD_SSH_COMMAND take precedence."""
         command = ssh_command()
         for option in ("BatchMode=yes", "StrictHostKeyChecking=accept-new", "ControlMaster=no",
@@ -88,12 +90,12 @@ class HostOptions:
         command += ["-T", "-x", "-a", *flags(self.port, self.identity_file), "--", host]
         return command + ([remote_command] if remote_command else [])
 
-    def trial(self, host):
+    def trial(self, host: str) -> str:
         """A command for the user to try."""
         return shlex.join([*ssh_command(), *flags(self.port, self.identity_file), host, "true"])
 
 
-def forwarded(environment):
+def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of the launcher's environment for other hosts: without host-specific ones and those in EXCLUDE."""
     patterns = [*_NOT_FORWARDED, *(variables.read(EXCLUDE, environment) or [])]
     return {name: value for name, value in environment.items()
@@ -103,10 +105,10 @@ def forwarded(environment):
 class RemoteProcess:
     """A process on another host, with the members of processes.Process that a supervisor uses."""
 
-    def __init__(self, host, number, name):
+    def __init__(self, host: "RemoteHost", number: int, name: Any) -> None:
         self.name = name
-        self.exit_code = None       # as reported by the host
-        self.note = None
+        self.exit_code: int | None = None       # as reported by the host
+        self.note: str | None = None
         self._host, self._number = host, number
         self.stdout, stdout = os.pipe()
         self.stderr, stderr = os.pipe()
@@ -116,28 +118,28 @@ class RemoteProcess:
         self._writers = {Kind.STDOUT: stdout, Kind.STDERR: stderr}
 
     @property
-    def place(self):
+    def place(self) -> str:
         """Its location, for messages."""
         return f"on host {self._host.name}"
 
-    def open_pidfd(self):
+    def open_pidfd(self) -> int:
         """A descriptor that becomes readable when the process ends; owned by the caller from now on."""
         return self._end_reader
 
-    def poll(self):
+    def poll(self) -> int | None:
         """The exit code; None while it runs."""
         return self.exit_code
 
-    def signal(self, signum):
+    def signal(self, signum: int) -> None:
         """Sends the signal to the process and its descendants in its session."""
         self._host.send(Kind.SIGNAL, self._number, signum)
 
-    def release(self):
+    def release(self) -> None:
         """Does nothing: there is nothing to free."""
 
     # Called by the host's reading thread.
 
-    def feed(self, kind, data):
+    def feed(self, kind: Kind, data: bytes) -> None:
         writer = self._writers.get(kind)
         if writer is None:
             return
@@ -150,12 +152,12 @@ class RemoteProcess:
         except BrokenPipeError:
             pass        # the supervisor has closed its end
 
-    def end(self, exit_code, note=None):
+    def end(self, exit_code: int, note: str | None = None) -> None:
         if self.exit_code is None:
             self.note, self.exit_code = note, exit_code
             os.close(self._end_writer)
 
-    def close(self):
+    def close(self) -> None:
         for kind in list(self._writers):
             self.feed(kind, b"")
 
@@ -177,14 +179,15 @@ class RemoteHost:
         OSError: no ssh client, no more processes or descriptors.
     """
 
-    def __init__(self, name, options, environment, say=lambda text: None):
+    def __init__(self, name: str, options: HostOptions, environment: Mapping[str, str],
+                 say: Callable[[str], object] = lambda text: None) -> None:
         self.name = name
-        self.error = None
-        self.host_hash = None
+        self.error: str | None = None
+        self.host_hash: str | None = None
         self._options = options
         self._environment = forwarded(environment)
-        self._processes = {}
-        self._requests = {}
+        self._processes: dict[int, RemoteProcess] = {}
+        self._requests: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._count = 0
         self._stderr = b""          # stderr output of ssh and the agent
@@ -201,30 +204,30 @@ class RemoteHost:
             thread.start()
 
     @property
-    def ssh_failed(self):
+    def ssh_failed(self) -> bool:
         return self._ssh.exit_code == LOST
 
     @property
-    def ready(self):
+    def ready(self) -> bool:
         """Whether there is a connection now to an agent that can start processes."""
         return self._ready.is_set() and self.error is None
 
-    def send(self, kind, number=0, payload=None):
+    def send(self, kind: Kind, number: int = 0, payload: object = None) -> None:
         """Sends a frame, or drops it if the connection is lost. Any thread; never blocks."""
         self._outbox.put(pack(kind, number, payload))
 
-    def wait_ready(self, timeout):
+    def wait_ready(self, timeout: float) -> bool:
         """Whether the host can start processes. Waits at most `timeout` seconds; False: `error` says why not."""
         if not self._ready.wait(timeout):
             self.error = (f"host {self.name} did not answer within {self._options.timeout_seconds} s: check that "
                           f"`{self._options.trial(self.name)}` works, or raise --start-timeout")
         return self.error is None
 
-    def start(self, task):
+    def start(self, task: Task) -> RemoteProcess:
         """Starts a supervisor.Task and returns its RemoteProcess, which has ended if there is no connection."""
-        wanted = forwarded(task.env)
-        changes = {name: value for name, value in wanted.items() if self._environment.get(name) != value}
-        changes.update(dict.fromkeys(self._environment.keys() - wanted.keys()))
+        wanted = forwarded(task.env or {})
+        changes: dict[str, str | None] = dict.fromkeys(self._environment.keys() - wanted.keys())
+        changes.update(wanted.items() - self._environment.items())
         with self._lock:
             self._count += 1
             number = self._count
@@ -239,12 +242,12 @@ class RemoteHost:
             self.send(Kind.START, number, Start(task.command, changes))
         return process
 
-    def any_left(self):
+    def any_left(self) -> bool:
         """Whether a started process still runs."""
         with self._lock:
             return any(process.exit_code is None for process in self._processes.values())
 
-    def request(self, function, **arguments):
+    def request(self, function: str, **arguments: Any) -> Future[Any]:
         """A Future of the result of the agent's function. Its exceptions: ConnectionError: the host was lost;
         RuntimeError: the function failed there.
         """
@@ -258,11 +261,11 @@ class RemoteHost:
             self._fail_requests()
         return future
 
-    def finish(self):
+    def finish(self) -> None:
         """Tells the host to end when nothing runs any more, and to stop background processes."""
         self.send(Kind.FINISH)
 
-    def close(self, timeout):
+    def close(self, timeout: float) -> None:
         """Waits for the end after finish(), at most `timeout` seconds; then ends the connection."""
         end = time.monotonic() + timeout
         while self._ssh.poll() is None and time.monotonic() < end:
@@ -324,17 +327,17 @@ class RemoteHost:
         elif kind == Kind.SAY:
             said = payload.decode(errors="replace").rstrip("\n").removeprefix("baguarun: ")
             self._say(f"host {self.name}: {said}")
-        elif kind == Kind.ANSWER:
+        elif kind == Kind.RESPONSE:
             self._requests.pop(number).set_result(json.loads(payload))
         elif kind == Kind.REFUSAL:
             self._requests.pop(number).set_exception(RuntimeError(f"host {self.name}: {json.loads(payload)}"))
         elif kind == Kind.EXIT:
             self._processes[number].end(json.loads(payload))
         elif kind == Kind.READY:
-            answer = fill(Ready, json.loads(payload))
-            self.host_hash = answer.host_hash
-            if answer.problem:
-                self.error = f"host {self.name} {answer.problem}"
+            response = fill(Ready, json.loads(payload))
+            self.host_hash = response.host_hash
+            if response.problem:
+                self.error = f"host {self.name} {response.problem}"
             self._ready.set()
 
     def _lose(self):

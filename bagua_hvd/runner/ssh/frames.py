@@ -7,6 +7,7 @@ import enum
 import json
 import struct
 from dataclasses import dataclass, is_dataclass
+from typing import Any
 
 MAGIC = b"\0bagua_hvd agent 1\n"
 _HEAD = struct.Struct("!BII")
@@ -23,12 +24,12 @@ class Kind(enum.IntEnum):
     FINISH = 5          # launcher: end when no process runs any more
     PING = 6            # launcher: it lives
     REQUEST = 7         # launcher, request; [function's name, arguments]
-    READY = 32          # agent, answers BEGIN; Ready
+    READY = 32          # agent, the response to BEGIN; Ready
     STDOUT = 33         # agent, process; bytes, none: closed
     STDERR = 34         # agent, process; as STDOUT
     EXIT = 35           # agent, process; exit code
     SAY = 36            # agent; bytes for the launcher's stderr
-    ANSWER = 37         # agent, request; result of the function
+    RESPONSE = 37       # agent, request; result of the function
     REFUSAL = 38        # agent, request; why there is no result
 
 
@@ -61,7 +62,7 @@ class Ready:
     host_hash: str
 
 
-def pack(kind, number=0, payload=None):
+def pack(kind: Kind, number: int = 0, payload: Any = None) -> bytes:
     """The bytes of a frame. payload: bytes, one of the dataclasses above, or a JSON-serializable value."""
     if not isinstance(payload, bytes):
         payload = json.dumps(vars(payload) if is_dataclass(payload) else payload).encode()
@@ -75,11 +76,11 @@ class Reader:
         after_magic: whether to skip everything up to MAGIC.
     """
 
-    def __init__(self, after_magic=False):
+    def __init__(self, after_magic: bool = False) -> None:
         self._buffer = bytearray()
         self._skipping = after_magic
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
         """The frames that are now complete: (kind, number, payload as bytes). ValueError: not frames."""
         self._buffer += data
         if self._skipping:

@@ -8,6 +8,7 @@ import concurrent.futures
 import itertools
 import secrets
 import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,17 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.runner.job import LOOPBACK
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
 
 LAUNCHER = "launcher's host"
 # Time for a host's response, within the total limit.
-_ANSWER_SECONDS = 2
+_RESPONSE_SECONDS = 2
 
 
 class NoRoute(RuntimeError):
     """Hosts cannot reach each other; the message says which, and the addresses tried. hosts: their names."""
 
-    def __init__(self, sentence, hosts):
+    def __init__(self, sentence: str, hosts: set[str]) -> None:
         super().__init__(sentence)
         self.hosts = hosts
 
@@ -42,14 +44,14 @@ class Place:
     rendezvous: str
 
 
-def local_place(nics=None):
+def local_place(nics: list[str] | None = None) -> Place:
     """The Place of this host in a job without other hosts. NoRoute: it has none of the allowed interfaces."""
     if not nics:
         return Place(LOOPBACK, "127.0.0.1")
     return Place(own_addresses(nics)[0][0], "127.0.0.1")
 
 
-def own_addresses(nics=None):
+def own_addresses(nics: list[str] | None = None) -> list[list[str]]:
     """probe.addresses(nics), at least one. NoRoute: this host has none of the allowed interfaces."""
     found = probe.addresses(nics)
     if not found:
@@ -77,13 +79,13 @@ class Network:
         nics: names of allowed interfaces; None: all.
     """
 
-    def __init__(self, nics=None):
+    def __init__(self, nics: list[str] | None = None) -> None:
         self._nics = nics
-        self._addresses = {}        # host -> [(interface, address), ...] in the host's order
-        self._reached = {}          # (source, host) -> addresses; missing pairs were not tried
-        self._tried = set()         # (source, host, address)
+        self._addresses: dict[str, list[Any]] = {}      # host -> [(interface, address), ...] in the host's order
+        self._reached: dict[tuple[str, str], set[str]] = {}     # addresses by (source, host); missing: not tried
+        self._tried: set[tuple[str, str, str]] = set()      # (source, host, address)
 
-    def join(self, newcomers, others, timeout):
+    def join(self, newcomers: Collection[RemoteHost], others: Collection[RemoteHost], timeout: float) -> None:
         """Tries all pairs with a newcomer or the launcher's host; IPv6 only if IPv4 does not suffice.
 
         Args:
@@ -97,13 +99,14 @@ class Network:
         deadline = time.monotonic() + timeout
         key = base64.b64encode(secrets.token_bytes(32)).decode()
         # The launcher's own requests block, so they come last.
-        hosts = {**{host.name: host for host in [*newcomers, *others]}, LAUNCHER: _Here()}
+        hosts: dict[str, RemoteHost | _Here] = {host.name: host for host in [*newcomers, *others]}
+        hosts[LAUNCHER] = _Here()
         names = {host.name for host in newcomers}
         try:
             ports = list(variables.read("BAGUA_HVD_PORTS"))
             asked = {name: host.request("listen", name=name, key=key, nics=self._nics, ports=ports)
                      for name, host in hosts.items()}
-            found = {name: _answer(name, future, deadline, timeout) for name, future in asked.items()}
+            found = {name: _response(name, future, deadline, timeout) for name, future in asked.items()}
             for name, each in found.items():
                 self._addresses[name] = list(map(tuple, each["addresses"]))
                 if not each["addresses"]:
@@ -118,11 +121,11 @@ class Network:
                                   for other in hosts if other != name for _, address in self._addresses[other]
                                   if (":" in address) == by_6 and (name, other, address) not in self._tried]
                            for name in hosts}
-                seconds = max(0.1, deadline - time.monotonic() - _ANSWER_SECONDS)
+                seconds = max(0.1, deadline - time.monotonic() - _RESPONSE_SECONDS)
                 asked = {name: host.request("reachable", key=key, timeout=seconds, targets=targets[name])
                          for name, host in hosts.items()}
                 for name, future in asked.items():
-                    for other, address, _ in _answer(name, future, deadline, timeout):
+                    for other, address, _ in _response(name, future, deadline, timeout):
                         self._reached[name, other].add(address)
                 self._tried.update((name, *target[:2]) for name in hosts for target in targets[name])
                 if self._is_complete(hosts):
@@ -140,7 +143,7 @@ class Network:
             return False
         return True
 
-    def interface(self, name, among):
+    def interface(self, name: str, among: Iterable[str]) -> str:
         """The first interface of host `name` whose address all hosts of `among`, names or LAUNCHER, reach.
 
         NoRoute: there is none.
@@ -160,12 +163,12 @@ class Network:
         raise NoRoute(f"no address of host {name} can be reached from all other hosts ({tried}): connect them by one "
                       "network, and name its interface with --network-interfaces", {name, *others})
 
-    def likely_interface(self, name):
+    def likely_interface(self, name: str) -> str:
         """The interface of a host that most others reach, while the hosts of its job are not yet known."""
         reached = [by for (_, host), by in self._reached.items() if host == name]
         return max(self._addresses[name], key=lambda pair: sum(pair[1] in by for by in reached))[0]
 
-    def rendezvous(self, name, among):
+    def rendezvous(self, name: str, among: Iterable[str]) -> str:
         """The launcher's address for a host; for the launcher's own ranks, that for the first other host in `among`."""
         if name == LAUNCHER:
             name = next(other for other in among if other != LAUNCHER)
@@ -190,7 +193,7 @@ def _no_interface(name, nics):
                    "--network-interfaces or HOROVOD_GLOO_IFACE", {name})
 
 
-def _answer(name, future, deadline, timeout):
+def _response(name, future, deadline, timeout):
     try:
         return future.result(max(0, deadline - time.monotonic()))
     except ConnectionError:
@@ -202,7 +205,8 @@ def _answer(name, future, deadline, timeout):
         raise NoRoute(str(error), {name}) from None
 
 
-def find_places(remote, local, options):
+def find_places(remote: Collection[RemoteHost], local: Collection[str],
+                options: HostOptions) -> tuple[dict[str, Place], str]:
     """({host: Place}, address to bind the rendezvous to) of a job of fixed size.
 
     Args:

@@ -1,8 +1,10 @@
 """Starts processes on other hosts; the counterpart of runner.spawner.LocalSpawner."""
 import signal
 import time
+from collections.abc import Callable, Iterable, Mapping
 
-from bagua_hvd.runner.ssh.connection import RemoteHost
+from bagua_hvd.runner.spawner import Task
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost, RemoteProcess
 from bagua_hvd.runner.ssh.frames import Kind
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 
@@ -23,10 +25,10 @@ class SshSpawner:
         say: called in any thread with a line from a host's agent.
     """
 
-    def __init__(self, options, environment):
+    def __init__(self, options: HostOptions, environment: Mapping[str, str]) -> None:
         self._options = options
         self._environment = dict(environment)
-        self._hosts = {}
+        self._hosts: dict[str, RemoteHost] = {}
         self.say = lambda text: None
 
     def __enter__(self):
@@ -39,7 +41,7 @@ class SshSpawner:
         for host in self._hosts.values():
             host.close(max(0, end - time.monotonic()) if host.ready else 0)
 
-    def host(self, name):
+    def host(self, name: str) -> RemoteHost:
         """The RemoteHost of this name; connects to it unless it is connected already."""
         host = self._hosts.get(name)
         if host is not None and host.error is not None and not host.any_left():
@@ -49,7 +51,7 @@ class SshSpawner:
             host = self._hosts[name] = RemoteHost(name, self._options, self._environment, lambda text: self.say(text))
         return host
 
-    def connect(self, names, report=lambda text: None):
+    def connect(self, names: Iterable[str], report: Callable[[str], object] = lambda text: None) -> list[RemoteHost]:
         """The RemoteHosts of these names, ready to start processes. Connects to all in parallel.
 
         Args:
@@ -67,20 +69,21 @@ class SshSpawner:
             raise UnreachableHosts("\n".join(errors))
         return hosts
 
-    def start(self, task):
+    def start(self, task: Task) -> RemoteProcess:
         """Starts a supervisor.Task, see RemoteHost.start. OSError: no more processes or descriptors."""
+        assert task.host is not None
         return self.host(task.host).start(task)
 
-    def signal_all(self, signum):
+    def signal_all(self, signum: int) -> None:
         """Sends the signal to all processes on all hosts."""
         for host in self._hosts.values():
             host.send(Kind.SIGNAL_ALL, 0, signum)
 
-    def any_left(self):
+    def any_left(self) -> bool:
         """Whether a started process still runs."""
         return any(host.any_left() for host in self._hosts.values())
 
-    def kill_all(self):
+    def kill_all(self) -> None:
         """Sends SIGKILL where a process still runs; returns when the hosts have reported their ends, or after
         _CLOSE_SECONDS. Background processes end with the connection.
         """

@@ -119,11 +119,11 @@ class Client:
         deadline = time.monotonic() + self._timeout
         while True:
             self.send(Wanted(dispatcher))
-            answer = self._connection.receive(Address)
-            if answer is None:
+            response = self._connection.receive(Address)
+            if response is None:
                 raise ConnectionError("the compute service has ended")
-            if answer.address is not None:
-                return answer.address
+            if response.address is not None:
+                return response.address
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"dispatcher {dispatcher} of the compute service did not start within {self._timeout} seconds"

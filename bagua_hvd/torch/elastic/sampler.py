@@ -1,8 +1,9 @@
 """A sampler that continues within an epoch after the number of ranks has changed."""
+from collections.abc import Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from bagua_hvd.job import basics
 
@@ -31,7 +32,7 @@ class ElasticSampler(DistributedSampler):
 
     # Nothing of the base remains but its type, by which Lightning sees that ranks' shares differ already. Its __init__
     # would need torch.distributed.
-    def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
+    def __init__(self, dataset: Dataset[Any] | Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed

@@ -181,7 +181,8 @@ class TorchState(ObjectState):
         ValueError: a list or dict holds a module, an optimizer, or anything else that has a state_dict().
     """
 
-    def __init__(self, model: Any = None, optimizer: Any = None, *, every_step: bool = False, **kwargs: Any) -> None:
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, *,
+                 every_step: bool = False, **kwargs: Any) -> None:
         values = {"model": model, "optimizer": optimizer, **kwargs}
         self._names = frozenset(values)
         self._handlers: dict[str, Any] = {}

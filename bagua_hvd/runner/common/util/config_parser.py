@@ -1,11 +1,15 @@
 """Converts a config file to flags, and flags to the ranks' environment variables, by the table in runner/flags.py."""
+from argparse import Namespace
+from collections.abc import Collection
+from typing import Any
+
 from bagua_hvd.core.variables import LOG_LEVELS as LOG_LEVELS
-from bagua_hvd.runner.flags import SWITCH, TABLE
+from bagua_hvd.runner.flags import SWITCH, TABLE, Flag
 
 _CONTROLLERS = ("gloo", "mpi")
 
 
-def set_args_from_config(args, config, override_args):
+def set_args_from_config(args: Namespace, config: object, override_args: Collection[str]) -> list[str]:
     """Sets the arguments that a config file names and the command line does not.
 
     Args:
@@ -31,7 +35,7 @@ def set_args_from_config(args, config, override_args):
     return sorted(values.keys() - keys.keys() - {"controller"})
 
 
-def _flat(config):
+def _flat(config: object) -> dict[str, Any]:
     """{"section.key": value}."""
     if not isinstance(config, dict):
         raise ValueError("a config file holds sections such as params, with keys in them")
@@ -44,7 +48,7 @@ def _flat(config):
     return values
 
 
-def _typed(flag, key, value):
+def _typed(flag: Flag, key: str, value: object) -> Any:
     # YAML must have parsed a bool for a switch, and for nothing else.
     if isinstance(value, bool) != (flag.kind is SWITCH) or not isinstance(value, (bool, int, float, str)):
         raise ValueError(f"config key {key}: {value!r}: expected {flag.kind.expected}")
@@ -54,7 +58,7 @@ def _typed(flag, key, value):
         raise ValueError(f"config key {key}: {error}") from None
 
 
-def validate_config_args(args):
+def validate_config_args(args: Namespace) -> None:
     """ValueError, naming the flag and the remedy, for values that are wrong by themselves or in combination."""
     for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)
@@ -77,7 +81,7 @@ def validate_config_args(args):
                          "raise it, or lower --stall-check-warning-time-seconds")
 
 
-def set_env_from_args(env, args):
+def set_env_from_args(env: dict[str, str], args: Namespace) -> dict[str, str]:
     """Sets in `env` the variable of every given flag; returns `env`. Other variables keep the user's values."""
     for attribute, flag in TABLE.items():
         value = getattr(args, attribute, None)

@@ -1,6 +1,8 @@
 """Hosts with slots, and the plan that assigns the ranks to them."""
+import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bagua_hvd.job.env import PLACE
@@ -43,9 +45,10 @@ class SlotInfo:
     rank: int
     local_rank: int
     cross_rank: int
-    size: int | None = None
-    local_size: int | None = None
-    cross_size: int | None = None
+    # Every plan sets them; None is Horovod's default.
+    size: int = None            # type: ignore[assignment]
+    local_size: int = None      # type: ignore[assignment]
+    cross_size: int = None      # type: ignore[assignment]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,7 +74,7 @@ def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
     return list(slots), dict(slots)
 
 
-def parse_host_files(filename):
+def parse_host_files(filename: str | os.PathLike[str]) -> str:
     """`h1:2,h2:4` from a file with lines `h1 slots=2`. Skips empty lines and comments after a #.
 
     Raises:
@@ -95,7 +98,8 @@ def parse_host_files(filename):
     return ",".join(hosts)
 
 
-def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
+def get_host_assignments(hosts: Sequence[HostInfo], min_num_proc: int,
+                         max_num_proc: int | None = None) -> list[SlotInfo]:
     """The plan: SlotInfos in the order of the ranks, which fill the hosts in the given order.
 
     Args:
@@ -111,7 +115,7 @@ def get_host_assignments(hosts, min_num_proc, max_num_proc=None):
     return slots_on([host.hostname for host in hosts for _ in range(host.slots)][:size])
 
 
-def slots_on(hosts):
+def slots_on(hosts: Sequence[str]) -> list[SlotInfo]:
     """SlotInfos, in rank order, of ranks that already have hosts.
 
     The cross rank of a slot is the index of its host among the hosts that have its local rank.
@@ -119,10 +123,10 @@ def slots_on(hosts):
     Args:
         hosts: the host of each rank. The ranks of a host need not be consecutive.
     """
-    sizes: Counter = Counter(hosts)
-    seen: Counter = Counter()
+    sizes: Counter[str] = Counter(hosts)
+    seen: Counter[str] = Counter()
     hosts_with: Counter[int] = Counter()        # by local rank
-    cross_ranks: dict[tuple, int] = {}          # by host and local rank
+    cross_ranks: dict[tuple[str, int], int] = {}          # by host and local rank
     for host, size in sizes.items():
         for local_rank in range(size):
             cross_ranks[host, local_rank] = hosts_with[local_rank]

@@ -1,14 +1,17 @@
 """Runs a shell command without leaving processes behind."""
 import signal
 import sys
+import threading
+from collections.abc import Collection, Sequence
+from typing import TextIO
 
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
-from bagua_hvd.runner.supervisor import GRACE_SECONDS, Supervisor, Task
-
-GRACEFUL_TERMINATION_TIME_S = GRACE_SECONDS
+from bagua_hvd.runner.supervisor import Supervisor, Task
 
 
-def execute(command, env=None, stdout=None, stderr=None, index=None, events=None, prefix_output_with_timestamp=False):
+def execute(command: str | Sequence[str], env: dict[str, str] | None = None, stdout: TextIO | None = None,
+            stderr: TextIO | None = None, index: int | None = None, events: Collection[threading.Event] | None = None,
+            prefix_output_with_timestamp: bool = False) -> int:
     """Runs the command by /bin/sh, forwards its output, and returns its exit code: 128 + n if signal n ended it.
 
     When it returns or raises (for instance KeyboardInterrupt), all processes of the command have ended, including

@@ -14,20 +14,20 @@ class Timeout:
         message: text of check_time_out_for()'s exception; `{activity}` and `{timeout}` in it are filled in.
     """
 
-    def __init__(self, timeout, message):
+    def __init__(self, timeout: float, message: str) -> None:
         self._timeout = timeout
         self._message = message
         self._end = time.monotonic() + timeout
 
-    def remaining(self):
+    def remaining(self) -> float:
         """Seconds left; 0 after the deadline."""
         return max(0, self._end - time.monotonic())
 
-    def timed_out(self):
+    def timed_out(self) -> bool:
         """Whether the deadline has passed."""
         return time.monotonic() > self._end
 
-    def check_time_out_for(self, activity):
+    def check_time_out_for(self, activity: str) -> None:
         """Raises TimeoutException, naming the activity, if the deadline has passed."""
         if self.timed_out():
             raise TimeoutException(self._message.format(activity=activity, timeout=self._timeout))
