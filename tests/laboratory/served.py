@@ -6,7 +6,7 @@ from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.torch.distributed.options import besides_gradients
 
 COLUMNS = ("algorithm", "class", "optimizer", "tape", "`tf.compat.v1`", "DDP hook", "`delay=1`", "`set_weight()`",
-           "`every_step`", "sparse", "Keras' loss scaling", "to save")
+           "`every_step`", "sparse", "Keras' loss scaling", "save")
 
 
 def _weighable(algorithm):
@@ -29,9 +29,9 @@ def _row(name):
             _mark(not sees_weights), _mark(not algorithm.replaces_step),
             "hook" if not besides_gradients(algorithm) else "`wrap_optimizer`",
             _mark(algorithm.gradients_only), _mark(_weighable(algorithm)), _mark(algorithm.repeatable),
-            "as dense" if algorithm.dense_only else "gathered in torch" if sees_weights else "gathered",
+            "as dense" if algorithm.dense_only else "torch" if sees_weights else "gathered",
             _mark(not (algorithm.replaces_step or algorithm.remembers_gradients)),
-            "the mean" if algorithm.models_differ else "any rank's")
+            "mean" if algorithm.models_differ else "any")
 
 
 def table():
