@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import bagua_hvd.lightning  # noqa: F401  (registers the strategies)
 import bagua_hvd.torch as hvd
@@ -40,6 +40,18 @@ class Digits(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), 2e-3)
 
 
+class Weighted(Digits):
+    """Each image once an epoch: its last batches are not equal on all ranks, so gradients are weighted by images."""
+
+    def train_dataloader(self):
+        images = digits()[0].dataset
+        return DataLoader(Subset(images, range(hvd.rank(), len(images), hvd.size())), 32, shuffle=True)
+
+    def training_step(self, batch, index):
+        self.optimizers().set_weight(len(batch[0]))
+        return super().training_step(batch, index)
+
+
 def digits():
     """Loaders of 1437 images for training and 360 for testing."""
     images, labels = load_digits(return_X_y=True)
@@ -54,12 +66,18 @@ def main():
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--strategy", default="bagua")
     parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--weighted", action="store_true", help="repeat no images to make the ranks' data equal")
     arguments = parser.parse_args()
     pl.seed_everything(1, verbose=False)
     trainer = pl.Trainer(strategy=arguments.strategy, accelerator="cpu", devices=arguments.devices,
                          max_epochs=arguments.epochs, logger=False, enable_checkpointing=False,
-                         enable_progress_bar=False, enable_model_summary=False)
-    trainer.fit(Digits(), *digits())
+                         enable_progress_bar=False, enable_model_summary=False,
+                         use_distributed_sampler=not arguments.weighted)
+    training, test = digits()
+    if arguments.weighted:
+        trainer.fit(Weighted(), val_dataloaders=test)
+    else:
+        trainer.fit(Digits(), training, test)
     if trainer.is_global_zero:
         print(f"{trainer.world_size} ranks, test accuracy: {100 * trainer.callback_metrics['accuracy']:.1f} %")
         sent = trainer.callback_metrics.get("bagua_hvd/bytes_sent")

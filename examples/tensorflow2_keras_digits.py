@@ -17,9 +17,17 @@ from sklearn.datasets import load_digits
 import bagua_hvd.tensorflow.keras as hvd
 
 
-def make_model():
+class Weighted(keras.Sequential):
+    """Weighs each rank's gradients by its images in the step."""
+
+    def train_step(self, data):
+        self.optimizer.set_weight(keras.ops.shape(data[0])[0])
+        return super().train_step(data)
+
+
+def make_model(kind=keras.Sequential):
     """Two convolutions and two linear layers over 8 x 8 pixels."""
-    return keras.Sequential([
+    return kind([
         keras.Input((8, 8, 1)),
         keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
         keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
@@ -54,6 +62,8 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.03, help="for one rank; multiplied by their number")
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--weighted", action="store_true",
+                        help="use all images: an epoch's last batches are smaller, and not equal on all ranks")
     args = parser.parse_args()
 
     hvd.init()
@@ -61,9 +71,11 @@ def main():
     (images, labels), test_set = digits()
     images, labels = images[hvd.rank()::hvd.size()], labels[hvd.rank()::hvd.size()]
     steps_per_epoch = 1437 // (args.batch_size * hvd.size())
+    if args.weighted:
+        steps_per_epoch = -(-len(images) // args.batch_size)
     images, labels = (array[:steps_per_epoch * args.batch_size] for array in (images, labels))
 
-    model = make_model()
+    model = make_model(Weighted if args.weighted else keras.Sequential)
     optimizer = keras.optimizers.SGD(args.lr * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, algorithm=args.algorithm)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])

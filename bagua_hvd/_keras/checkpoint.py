@@ -81,6 +81,24 @@ class HasDistribution:
         scale_local_gradients is False."""
         self.distribution.reduction.register_local(var)
 
+    def set_weight(self, weight: Any) -> None:
+        """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
+
+            def train_step(self, data):
+                self.optimizer.set_weight(keras.ops.shape(data[0])[0])
+                return super().train_step(data)
+
+        Args:
+            weight: number of samples or tokens that this rank's gradients are the mean over, a number or a scalar
+                tensor; 0: this rank adds nothing. All ranks must give it, in each weighted step; with
+                backward_passes_per_step it holds for the whole window, and is given in the last pass.
+        Raises:
+            ValueError: from apply(): op is not Average; the algorithm does not average gradients in every step; a
+                graph is traced, and this was called outside of it. On all ranks (on TensorFlow as
+                tf.errors.InvalidArgumentError): a weight is negative or not finite, or all are 0.
+        """
+        self.distribution.reduction.set_weight(weight)
+
     def algorithm_state_dict(self) -> Any:
         """The algorithm's state on this rank, made of dicts, lists, numbers and bytes; {} if there is none."""
         states = self.distribution.reduction.state_dicts()

@@ -33,12 +33,6 @@ NOT_SCALED = (
 )
 
 
-WEIGHT_OUTSIDE = (
-    "set_weight() was called in eager mode, and the gradients are applied in a graph, which would use that one "
-    "value in every step: call it in train_step(), where the step is traced"
-)
-
-
 class _Distribution:
     """The state of a distributed optimizer besides the attributes of its class.
 
@@ -57,7 +51,6 @@ class _Distribution:
         self.average_aggregated = average_aggregated
         self.reduced = False
         self.applied: Callable[[], Any] | None = None
-        self._weight: tuple[Any, bool] | None = None        # (weight of the next average, was it set in a trace?)
         self._counter: keras.Variable | None = None
         self._sums = ByIdentity(self.reduction.native)      # variable -> its sum in this window
         # Variables with a gradient in this window, by id of the native one. Python does not see when graphs run, so
@@ -136,15 +129,8 @@ class _Distribution:
 
         ops.cond(ops.equal(counter % self.passes, 0), last_pass, other_pass)
 
-    def set_weight(self, weight):
-        """See Distributed.set_weight."""
-        self._weight = weight, self.reduction.traces()
-
     def _apply_reduced(self, optimizer, gradients, variables, apply):
-        (weight, traced), self._weight = self._weight or (None, True), None
-        if not traced and self.reduction.traces():
-            raise ValueError(WEIGHT_OUTSIDE)
-        gradients = self.reduction(gradients, variables, weight=weight)
+        gradients = self.reduction(gradients, variables)
 
         def by_optimizer():
             self.reduced = True
@@ -183,24 +169,6 @@ class Distributed(HasDistribution, keras.optimizers.Optimizer):
     def algorithm_state(self) -> AlgorithmState:
         """The part of the optimizer in which Keras saves the algorithm's state."""
         return AlgorithmState(self)
-
-    def set_weight(self, weight: Any) -> None:
-        """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
-
-            def train_step(self, data):
-                self.optimizer.set_weight(keras.ops.shape(data[0])[0])
-                return super().train_step(data)
-
-        Args:
-            weight: number of samples or tokens that this rank's gradients are the mean over, a number or a scalar
-                tensor; 0: this rank adds nothing. All ranks must give it, in each weighted step; with
-                backward_passes_per_step it holds for the whole window, and is given in the last pass.
-        Raises:
-            ValueError: from apply(): op is not Average; the algorithm does not average gradients in every step; a
-                graph is traced, and this was called outside of it. On all ranks (on TensorFlow as
-                tf.errors.InvalidArgumentError): a weight is negative or not finite, or all are 0.
-        """
-        self.distribution.set_weight(weight)
 
     def __deepcopy__(self, memo: Any) -> Any:
         reduced: Any = self.__reduce__()    # Keras copies what it would save: an optimizer of the original class

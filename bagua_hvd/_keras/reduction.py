@@ -20,6 +20,10 @@ from bagua_hvd.reduction.weight import check_alone, check_weighable
 from bagua_hvd.training.model import Model
 
 UPDATES_ALL = "{name} updates all weights itself: it cannot be combined with unreduced variables"
+WEIGHT_OUTSIDE = (
+    "set_weight() was called in eager mode, and the gradients are applied in a graph, which would use that one "
+    "value in every step: call it in train_step(), where the step is traced"
+)
 NOT_WEIGHTED = ("a weighted average needs a dense gradient of a variable that is reduced, and there is none: pass "
                 "sparse_as_dense=True")
 
@@ -54,6 +58,7 @@ class Reduction(ABC):
         self._local = ByIdentity(self.native)       # variables that are not reduced
         self._has_local = False
         self._used: Any = None      # the current step
+        self._weight: tuple[Any, bool] | None = None    # (weight of the next average, was it set in a trace?)
         self._steps: dict[Any, Any] = {}        # by ids of variables, all of which live
         self._made: list[Any] = []              # weak references to Reducers, in the order of creation
         self._loaded: list[Any] = []            # state for the next ones, from a checkpoint
@@ -120,6 +125,10 @@ class Reduction(ABC):
         self._local.add(variable)
         self._has_local = True
 
+    def set_weight(self, weight: Any) -> None:
+        """Gives the next call this weight, for callers that do not make it themselves."""
+        self._weight = weight, self.traces()
+
     def reset(self) -> None:
         """Drops pending gradients."""
         for step in list(self._steps.values()):
@@ -136,9 +145,13 @@ class Reduction(ABC):
             weight: None, or a number or scalar: number of samples that this rank's gradients are the mean over.
         Raises:
             ValueError: a weight is given, but gradients are not averaged in every step, or no variable has one; or the
-                weight is wrong.
+                weight is wrong, or was set outside of the graph that is being traced.
         """
         self._used = None
+        if self._weight is not None:
+            (weight, traced), self._weight = self._weight, None
+            if self.traces() and not traced:
+                raise ValueError(WEIGHT_OUTSIDE)
         gradients = list(gradients)
         if not self.options.communicates:
             return gradients if weight is None else self._checked(gradients, weight)

@@ -27,7 +27,6 @@ from bagua_hvd.tensorflow.graphs import as_written, form_of, public
 Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # accepted by tf.convert_to_tensor
 
 _basics = basics
-_resolve = handle_average_backwards_compatibility
 _DIFFERENTIABLE = "Differentiable. In a graph: the tensor that will hold the result."
 _LIST = " Returns a list; an empty one as it is."
 _COMPRESSION = "Compression.none, Compression.fp16 or your own: applied before, undone after."
@@ -96,7 +95,7 @@ def allreduce(tensor: Tensorlike | tf.IndexedSlices, average: bool | None = None
               prescale_factor: float = 1.0, postscale_factor: float = 1.0, name: str | None = None,
               process_set: ProcessSet = global_process_set,
               ignore_name_scope: bool = False) -> tf.Tensor | tf.IndexedSlices:
-    op = _resolve(op, average)
+    op = handle_average_backwards_compatibility(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         return _sparse_allreduce(tensor, name, op, prescale_factor, postscale_factor, process_set, ignore_name_scope)
     return _compressed(compression, _allreduce, [tensor], name, op, prescale_factor, postscale_factor, process_set,
@@ -111,7 +110,7 @@ def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average:
                       name: str | None = None) -> list[tf.Tensor | tf.IndexedSlices]:
     if not tensors:
         return list(tensors)
-    op = _resolve(op, average)
+    op = handle_average_backwards_compatibility(op, average)
     arguments = op, prescale_factor, postscale_factor, process_set, ignore_name_scope
     results = list(tensors)
     dense = []

@@ -52,6 +52,10 @@ class DistributedV1(WrappedV1):
         scale_local_gradients is False."""
         self._reduction.register_local(var)
 
+    def set_weight(self, weight: Any) -> None:
+        """Makes the next average a weighted one; see set_weight() of an optimizer of Keras."""
+        self._reduction.set_weight(weight)
+
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list:
         gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)

@@ -49,12 +49,11 @@ class Uses:
         self.written = "before_step" in uses
         self.after = "after_step" in uses
         self.updates = algorithm is not None and algorithm.replaces_step
-        self.adam = algorithm is not None and algorithm.uses_adam
         self.shown = bool(uses - {"after_step"}) or self.updates
         self.any = self.shown or self.after
         self.variance = algorithm is not None and algorithm.shares_variance and adam.is_served(
             optimizer, tf_keras=self.any)
-        self.adam = self.adam or self.variance
+        self.adam = self.variance or (algorithm is not None and algorithm.uses_adam)
 
 
 class Step:

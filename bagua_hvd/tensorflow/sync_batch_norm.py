@@ -25,6 +25,8 @@ else:
     from keras.layers import BatchNormalization
     from keras.saving import register_keras_serializable
 
+_STATISTICS = "_calculate_mean_and_var" if legacy.in_use() else "_moments"      # Keras' method, overridden below
+
 
 def _of_all_ranks(inputs, axes, mask, mean, variance):
     """Mean and variance of all ranks' inputs along the axes, from this rank's; of the same shape and dtype."""
@@ -56,6 +58,7 @@ class SyncBatchNormalization(BatchNormalization):
         fused: False. kwargs: as tf.keras.layers.BatchNormalization takes them.
     Raises:
         ValueError: fused is True or None; with tf_keras, virtual_batch_size is given.
+        NotImplementedError: this Keras computes statistics in another way.
         tf.errors.UnknownError: when it runs: a rank was lost.
     """
 
@@ -64,10 +67,12 @@ class SyncBatchNormalization(BatchNormalization):
             raise ValueError("SyncBatchNormalization does not support fused=True: its statistics are of all ranks")
         if kwargs.get("virtual_batch_size") is not None:
             raise ValueError("SyncBatchNormalization does not support virtual_batch_size: its batch is of all ranks")
+        if not hasattr(BatchNormalization, _STATISTICS):    # each rank would use its own statistics
+            raise NotImplementedError(f"SyncBatchNormalization needs {_STATISTICS}(), which the BatchNormalization of "
+                                      "this Keras lacks")
         super().__init__(**kwargs)
         self.fused = False              # otherwise tf_keras uses the fused kernel where it can
 
-    # The method that computes the statistics, in either Keras.
     if legacy.in_use():
         def _calculate_mean_and_var(self, inputs, reduction_axes, keep_dims, mask=None):
             mean, variance = super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)

@@ -22,9 +22,9 @@ def run(*command):
     return result.stdout
 
 
-def test_lightning_starts_two_processes():
-    output = run(str(ROOT / "examples/lightning_digits.py"), "--devices", "2", "--strategy", "bagua_bytegrad",
-                 "--epochs", "5")
+@pytest.mark.parametrize("options", [["--strategy", "bagua_bytegrad"], ["--weighted"]])
+def test_lightning_starts_two_processes(options):
+    output = run(str(ROOT / "examples/lightning_digits.py"), "--devices", "2", "--epochs", "5", *options)
     ranks, accuracy = re.search(r"(\d) ranks, test accuracy: ([\d.]+) %", output).groups()
     assert ranks == "2" and float(accuracy) >= 90
 

@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ("tensorflow2_digits.py", ["--algorithm", "bytegrad"]),
     ("tensorflow2_digits.py", ["--xla"]),
     ("tensorflow2_keras_digits.py", ["--algorithm", "bytegrad"]),
+    ("tensorflow2_keras_digits.py", ["--weighted"]),
 ])
 def test_learns_and_keeps_ranks_equal(run_ranks, example, arguments):
     results = run_ranks(2, EXAMPLES / example, arguments=[*arguments, "--epochs", "8"], timeout=240)

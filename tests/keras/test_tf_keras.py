@@ -168,6 +168,48 @@ def aggregates(kind):
             assert session.run(weight) == -mean
 
 
+class Weighted(tf_keras.Sequential):
+    def train_step(self, data):
+        self.optimizer.set_weight(tf.shape(data[0])[0])
+        return super().train_step(data)
+
+
+def weighted(kind):
+    """Batches of 4, 1 and 7 rows train as one process on all of them; also if each is given twice, in two passes."""
+    hvd.init()
+    batches, steps = (4, 1, 7), 3
+    parts = [data_of(rank, rows * steps) for rank, rows in enumerate(batches)]
+    single = make_model()
+    single.compile(OPTIMIZERS[kind](), "mse")
+    for step in range(steps):
+        single.train_on_batch(*(np.concatenate([part[which][step * rows:][:rows] for part, rows in
+                                                zip(parts, batches, strict=True)]) for which in (0, 1)))
+    rows = batches[hvd.rank()]
+    for passes in (1, 2):
+        model = Weighted(make_model().layers)
+        model.compile(hvd.DistributedOptimizer(OPTIMIZERS[kind](), backward_passes_per_step=passes,
+                                               average_aggregated_gradients=True), "mse")
+        for step in range(steps):
+            for _ in range(passes):
+                model.train_on_batch(*(array[step * rows:][:rows] for array in parts[hvd.rank()]))
+        assert_near(model, single)
+    # A number that a graph would keep is refused, and a weight holds for one step.
+    weight, optimizer = tf.Variable(0.0), hvd.DistributedOptimizer(tf_keras.optimizers.SGD(1.0))
+    legacy.build(optimizer, [weight])
+
+    def apply():
+        optimizer.apply_gradients([(tf.constant(float(hvd.rank())), weight)])
+
+    optimizer.set_weight(1)
+    with pytest.raises(ValueError, match=r"call it in train_step\(\)"):
+        tf.function(apply)()
+    optimizer.set_weight(hvd.rank())
+    apply()
+    np.testing.assert_allclose(weight, -5 / 3, rtol=1e-6)
+    apply()
+    np.testing.assert_allclose(weight, -5 / 3 - 1, rtol=1e-6)
+
+
 def loss_scaling(kind):
     """A LossScaleOptimizer around it skips the step on all ranks if one rank has an infinity."""
     hvd.init()
@@ -390,6 +432,12 @@ def test_in_graphs_of_tensorflow_1(run_ranks, without):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_gradients_are_reduced_where_keras_aggregates_them(run_ranks, kind):
     run_ranks(2, aggregates, arguments={"kind": kind})
+
+
+@pytest.mark.timeout(260)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_weighted(run_ranks, kind):
+    run_ranks(3, weighted, arguments={"kind": kind}, timeout=240)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -179,3 +179,35 @@ def accumulated():
 @pytest.mark.timeout(260)
 def test_accumulated(run_ranks):
     run_ranks(3, accumulated, framework="tensorflow", timeout=240)
+
+
+def joined():
+    """A rank in join() has no weight: with its two batches it trains as one process on all the data does."""
+    hvd.init()
+    rank, steps = hvd.rank(), 2 if hvd.rank() == 2 else STEPS
+    make = functools.partial(keras.optimizers.SGD, 0.1)
+    model, single = Weighted(make_model().layers), make_model()
+    model.compile(hvd.DistributedOptimizer(make()), "mse", jit_compile=False)
+    single.compile(make(), "mse", jit_compile=False)
+    for step in range(STEPS):
+        parts = [batches_of(each)[step] for each in range(3 if step < 2 else 2)]
+        single.train_on_batch(*map(np.concatenate, zip(*parts, strict=True)))
+    for x, y in batches_of(rank)[:steps]:
+        model.train_on_batch(x, y)
+    assert hvd_tape.join() != 2
+    if rank < 2:
+        np.testing.assert_allclose(flat(model), flat(single), rtol=1e-5, atol=1e-6)
+    variable = tf.Variable(1.0)
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            loss = variable * (rank + 1.0)
+        tape = hvd_tape.DistributedGradientTape(tape)
+        tape.set_weight(BATCH[rank])
+        gradient = tape.gradient(loss, variable)
+    hvd_tape.join()
+    np.testing.assert_allclose(gradient, 27 / 12 if rank == 2 else 6 / 5, rtol=1e-6)
+
+
+@pytest.mark.timeout(260)
+def test_joined(run_ranks):
+    run_ranks(3, joined, framework="tensorflow", timeout=240)

@@ -5,8 +5,8 @@ from bagua_hvd.bench import report
 from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.torch.distributed.options import besides_gradients
 
-COLUMNS = ("algorithm", "class", "optimizer", "tape", "DDP hook", "`delay=1`", "`set_weight()`", "sparse, torch",
-           "Keras' loss scaling")
+COLUMNS = ("algorithm", "class", "optimizer", "tape", "`tf.compat.v1`", "DDP hook", "`delay=1`", "`set_weight()`",
+           "`every_step`", "sparse", "Keras' loss scaling", "save")
 
 
 def _weighable(algorithm):
@@ -23,13 +23,15 @@ def _mark(served):
 
 def _row(name):
     algorithm: Algorithm = algorithms.get(name)
-    sees_weights = bool(algorithm.uses_weights) or algorithm.replaces_step
+    sees_weights = bool(algorithm.uses_weights) or algorithm.replaces_step      # see tensorflow/step.py: Uses.any
     return (f"`{name}`", Safety(algorithm.safety).name,
             "Adam, AdamW" if algorithm.uses_adam and algorithm.replaces_step else "any",
-            _mark(not sees_weights), "hook" if not besides_gradients(algorithm) else "`wrap_optimizer`",
-            _mark(algorithm.gradients_only), _mark(_weighable(algorithm)),
-            "as dense" if algorithm.dense_only else "gathered",
-            _mark(not (algorithm.replaces_step or algorithm.remembers_gradients)))
+            _mark(not sees_weights), _mark(not algorithm.replaces_step),
+            "hook" if not besides_gradients(algorithm) else "`wrap_optimizer`",
+            _mark(algorithm.gradients_only), _mark(_weighable(algorithm)), _mark(algorithm.repeatable),
+            "as dense" if algorithm.dense_only else "torch" if sees_weights else "gathered",
+            _mark(not (algorithm.replaces_step or algorithm.remembers_gradients)),
+            "mean" if algorithm.models_differ else "any")
 
 
 def table():

@@ -31,7 +31,7 @@ def every_algorithm():
             optimizer.apply_gradients(list(zip(tape.gradient(value, weights), weights, strict=True)))
 
         for _ in range(5):
-            step() if plain.__class__.__module__.find("compat.v1") < 0 else optimizer.minimize(loss, var_list=weights)
+            optimizer.minimize(loss, var_list=weights) if isinstance(plain, v1.train.Optimizer) else step()
         if algorithm.asynchronous:
             algorithm.abort()
         return weights, float(loss())
@@ -39,7 +39,7 @@ def every_algorithm():
     for name in NAMES:
         print(name, flush=True)
         kinds = [keras.optimizers.Adam(0.01), tf_keras.optimizers.Adam(0.01)] if name in ADAM else [
-            keras.optimizers.SGD(0.05), tf_keras.optimizers.SGD(0.05)]
+            keras.optimizers.SGD(0.05), tf_keras.optimizers.SGD(0.05), v1.train.GradientDescentOptimizer(0.05)]
         for plain in kinds:
             weights, loss = train(plain, make(name))
             everyone = hvd.allgather(weights[0][None])

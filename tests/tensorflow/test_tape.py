@@ -335,6 +335,34 @@ def test_optimizers_v1(run_ranks):
     run_ranks(2, optimizers_v1, timeout=110)
 
 
+def weights_v1():
+    """A graph takes the weight of each step from a placeholder."""
+    hvd.init()
+    rank, v1 = hvd.rank(), tf.compat.v1
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=tf.ones((3,)), use_resource=True)
+        samples = v1.placeholder(tf.float32, ())
+        opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+        opt.set_weight(samples)
+        train = opt.minimize((rank + 1.0) * tf.reduce_sum(weight))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            expected = 1.0
+            for counts in ((4, 1, 7), (0, 3, 1)):
+                session.run(train, {samples: counts[rank]})
+                expected -= np.average([1, 2, 3], weights=counts)
+                np.testing.assert_allclose(session.run(weight), np.full(3, expected), rtol=1e-6)
+    weight = tf.Variable(1.0)
+    opt = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(1.0))
+    opt.set_weight(rank)
+    opt.minimize(lambda: (rank + 1.0) * weight, var_list=[weight])
+    np.testing.assert_allclose(weight, 1 - 8 / 3, rtol=1e-6)
+
+
+def test_weights_v1(run_ranks):
+    run_ranks(3, weights_v1, timeout=110)
+
+
 def adasum_on_three_ranks():
     hvd.init()
     with pytest.raises(ValueError, match="Keras"):

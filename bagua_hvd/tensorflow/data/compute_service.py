@@ -111,6 +111,11 @@ class TfDataServiceConfig:
             client.shutdown()
 
 
+def _stop(server):
+    # TensorFlow has no public method for it; without this one the server ends by garbage collection.
+    getattr(server, "_stop", lambda: None)()
+
+
 @contextmanager
 def _dispatcher(client, index):
     """Within it, this process runs a dispatch server of tf.data, and the registry has its address."""
@@ -120,7 +125,7 @@ def _dispatcher(client, index):
         client.send(Dispatcher(index, join_address(client.local_host, port)))
         yield
     finally:
-        server._stop()      # otherwise it ends only by garbage collection
+        _stop(server)
 
 
 @contextmanager
@@ -209,4 +214,4 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
             try:
                 client.wait_for_shutdown()
             finally:
-                worker._stop()
+                _stop(worker)
