@@ -120,7 +120,8 @@ class ErrorState(_DeviceState):
     def fields(self) -> dict[str, Any]:
         """Arguments of Context.post."""
         (worker, server), (worker_copy, server_copy) = self._pointers("worker", "server")
-        return {"worker_error": worker, "server_error": server, "worker_copy": worker_copy, "server_copy": server_copy}
+        return {"worker_residual": worker, "server_residual": server,
+                "worker_copy": worker_copy, "server_copy": server_copy}
 
     @staticmethod
     def _server_count(count: int, size: int, hierarchical: bool) -> int:

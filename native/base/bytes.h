@@ -61,3 +61,11 @@ BYTES_TAKE(u32, uint32_t)
 BYTES_TAKE(i64, int64_t)
 BYTES_TAKE(f64, double)
 #undef BYTES_TAKE
+
+// A part that begins with its size, as u32. If it does not fit: an empty one, and r has failed.
+static inline struct bytes_reader bytes_take_sub(struct bytes_reader *r)
+{
+    const size_t size = bytes_take_u32(r);
+    const unsigned char *p = bytes_take(r, size);
+    return p ? (struct bytes_reader){p, p + size, false} : (struct bytes_reader){.failed = true};
+}

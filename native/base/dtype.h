@@ -18,6 +18,15 @@
     X(BHVD_BOOL, "bool", uint8_t)        \
     X(BHVD_BFLOAT16, "bfloat16", uint16_t)
 
+// The product of the dimensions from the first-th on.
+static inline size_t tensor_elements(const struct bhvd_tensor *tensor, int first)
+{
+    size_t count = 1;
+    for (int d = first; d < tensor->ndim; d++)
+        count *= (size_t)tensor->shape[d];
+    return count;
+}
+
 // Whether a number from the wire or from a caller is a valid type.
 static inline bool dtype_is_valid(int dtype) { return dtype >= 0 && dtype < BHVD_DTYPE_COUNT; }
 

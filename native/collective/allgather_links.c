@@ -1,4 +1,4 @@
-// Allgather over links. Direct: every member sends its part to every other; one latency, n-1 messages. Doubling (Bruck): in
+// Allgather over links. Direct: every member sends its part to every other; one latency, n-1 messages. Bruck: in
 // each round a member sends all the parts it has, so their number doubles; ceil(log2 n) latencies and messages. Cost, either
 // way: each part n-1 times.
 #include "collective/collectives.h"
@@ -52,7 +52,7 @@ static int move(struct schedule *schedule, const size_t *part, int peer, int fir
     return moved;
 }
 
-void schedule_allgather_doubling(struct schedule *schedule, const size_t *part)
+void schedule_allgather_bruck(struct schedule *schedule, const size_t *part)
 {
     const int n = schedule->size, me = schedule->rank;
     const struct byte_range mine = parts_of(part, me, 1);
@@ -73,7 +73,7 @@ void allgather_schedule(struct schedule *schedule, const struct network_cost *ne
     for (int i = 0; i < schedule->size; i++)
         nbytes += part[i];
     if (nbytes <= SCHEDULE_SEGMENT && rounds * (alpha + MESSAGE_NS) < alpha + (schedule->size - 1) * MESSAGE_NS)
-        schedule_allgather_doubling(schedule, part);
+        schedule_allgather_bruck(schedule, part);
     else
         schedule_allgather_direct(schedule, part);
 }

@@ -1,4 +1,4 @@
-// Allgather in shared memory: each member stages the next piece of its part, and copies the others' pieces to their offsets.
+// Allgather in shared memory: each member copies in the next piece of its part, and copies out the others' to their offsets.
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
@@ -16,31 +16,31 @@ static void put(kernel_copy_fn copy, const struct span_list *dst, size_t offset,
 
 static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t block)
 {
-    return shared_piece(g->part[index], block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
+    return shared_piece(g->part[index], block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
 }
 
-static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    shared_put(exec, shared_staging_buffer(exec, group, group->rank, block), g->src + block * HOST_STAGING_BUFFER_BYTES,
+    shared_put(exec, shared_buffer(exec, pipeline, group->rank, block), g->src + block * SHM_BUFFER_BYTES,
                piece_bytes(g, group->rank, block));
 }
 
-static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
     for (int k = 1; k < group->size; k++) {
         int i = (group->rank + k) % group->size;      // each rank begins with a different member
-        size_t offset = block * HOST_STAGING_BUFFER_BYTES;
+        size_t offset = block * SHM_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             offset += g->part[j];
-        put(g->copy, g->dst, offset, shared_staging_buffer(exec, group, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, offset, shared_buffer(exec, pipeline, i, block), piece_bytes(g, i, block));
     }
 }
 
-static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
+static const struct shared_steps STEPS = {.copy_in = copy_in, .copy_out = copy_out};
 
 void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
                      const struct span_list *dst, const size_t *part)

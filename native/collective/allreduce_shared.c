@@ -1,5 +1,5 @@
-// Allreduce in shared memory, in blocks of one staging buffer. The block is cut into n chunks. Member k stages all chunks but k for
-// the others. It reduces chunk k of all members into its staging buffer, reading its own in place. Then all members collect the
+// Allreduce in shared memory, in blocks of one buffer. The block is cut into n chunks. Member k copies in all chunks but
+// k for the others. It reduces chunk k of all members into its buffer, reading its own in place. Then all members copy out the
 // chunks. Each member reduces a short vector, of one block, by itself. Either way the sum is in rank order, so the result is
 // bit-equal on all ranks and independent of the path and of fusion.
 #include "collective/collectives.h"
@@ -8,11 +8,11 @@
 enum {
     SMALL_BYTES = 4096          // up to this each member reduces everything: cheaper than a second synchronization
 };
-_Static_assert((size_t)SMALL_BYTES <= (size_t)HOST_STAGING_BUFFER_BYTES, "a short vector is one block");
+_Static_assert((size_t)SMALL_BYTES <= (size_t)SHM_BUFFER_BYTES, "a short vector is one block");
 
 static size_t block_bytes(const struct allreduce_pipeline *a, size_t block)
 {
-    return shared_piece(a->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
+    return shared_piece(a->nbytes, block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
 }
 
 // Chunk boundaries of a block: multiples of the cache line if the block is long enough, so that members do not share lines.
@@ -22,27 +22,27 @@ static size_t chunk_begin(size_t nbytes, int index, int size)
     return begin < nbytes ? begin : nbytes;
 }
 
-static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
-    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, pipeline->group->rank, block);
-    shared_stage(exec, a->reduction, &a->in, staging_buffer, block_bytes(a, block));
+    unsigned char *buffer = shared_buffer(exec, pipeline, pipeline->group->rank, block);
+    shared_copy_in(exec, a->reduction, &a->in, buffer, block_bytes(a, block));
 }
 
 // The own chunk is read in place, unless it has to be scaled first.
-static bool own_is_staged(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
+static bool own_is_copied(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
 
-static void stage_chunks(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
-    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, rank, block);
+    unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
     const size_t nbytes = block_bytes(a, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
-    shared_stage(exec, a->reduction, &a->in, staging_buffer, own_is_staged(a) ? end : begin);
-    if (!own_is_staged(a))
+    shared_copy_in(exec, a->reduction, &a->in, buffer, own_is_copied(a) ? end : begin);
+    if (!own_is_copied(a))
         span_cursor_skip(&a->in, end - begin);
-    shared_stage(exec, a->reduction, &a->in, staging_buffer + end, nbytes - end);
+    shared_copy_in(exec, a->reduction, &a->in, buffer + end, nbytes - end);
 }
 
 static void reduce_all(struct executor *exec, struct pipeline *pipeline, size_t block)
@@ -52,7 +52,7 @@ static void reduce_all(struct executor *exec, struct pipeline *pipeline, size_t 
     unsigned char *dst;
     size_t offset = 0;
     for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(exec, pipeline->group, a->reduction, block, offset, NULL, dst, n);
+        shared_reduce(exec, pipeline, a->reduction, block, offset, NULL, dst, n);
 }
 
 // In place, the memory that a result overwrites was read just now and is in the caches, so a plain copy is best.
@@ -75,7 +75,7 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
-    unsigned char *staging_buffer = shared_staging_buffer(exec, pipeline->group, rank, block);
+    unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
     const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
     _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
     const unsigned char *src;
@@ -83,16 +83,16 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
     for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
-        unsigned char *to = exec->writes.streamed ? sum : staging_buffer + at;
-        shared_reduce(exec, pipeline->group, a->reduction, block, at, own_is_staged(a) ? NULL : src, to, n);
+        unsigned char *to = exec->writes.streamed ? sum : buffer + at;
+        shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a) ? NULL : src, to, n);
         if (to == sum)
-            shared_put(exec, staging_buffer + at, sum, n);
+            shared_put(exec, buffer + at, sum, n);
         copy_of(a, src, dst)(dst, to, n);
     }
     span_cursor_skip(&a->own, nbytes - end);
 }
 
-static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int size = pipeline->group->size;
@@ -102,7 +102,7 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
         if (i == pipeline->group->rank)
             span_cursor_skip(&a->out, chunk);
         else
-            put(a, shared_staging_buffer(exec, pipeline->group, i, block) + begin, chunk);
+            put(a, shared_buffer(exec, pipeline, i, block) + begin, chunk);
     }
     // Bytes that the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     const size_t own = chunk_begin(nbytes, pipeline->group->rank + 1, size) - chunk_begin(nbytes, pipeline->group->rank, size);
@@ -110,8 +110,8 @@ static void collect(struct executor *exec, struct pipeline *pipeline, size_t blo
     executor_count_shared(exec, read, read);
 }
 
-static const struct shared_steps AT_ONCE = {.stage = stage, .collect = reduce_all};
-static const struct shared_steps BY_CHUNKS = {.stage = stage_chunks, .reduce = reduce_chunk, .collect = collect};
+static const struct shared_steps AT_ONCE = {.copy_in = copy_in, .copy_out = reduce_all};
+static const struct shared_steps BY_CHUNKS = {.copy_in = copy_chunks_in, .reduce = reduce_chunk, .copy_out = copy_out};
 
 void allreduce_begin(struct allreduce_pipeline *a, struct executor *exec, struct group *group, int slot,
                      const struct reduction *reduction, const struct span_list *list)

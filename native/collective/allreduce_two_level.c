@@ -41,15 +41,7 @@ static struct piece *piece_at(struct shards *x, size_t number) { return &x->piec
 // Cuts the next piece off the vector.
 static void cut(const struct hierarchy *h, struct piece *piece, struct span_cursor *cursor, size_t most)
 {
-    struct span *next = piece->list.spans;
-    piece->list.count = piece->list.nbytes = 0;
-    for (size_t n; (n = span_cursor_next(cursor, most - piece->list.nbytes, &next->src, &next->dst)); next++) {
-        next->nbytes = n;
-        piece->list.nbytes += n;
-        piece->list.count++;
-        if (piece->list.nbytes == most)
-            break;
-    }
+    span_list_cut(&piece->list, cursor, most);
     hierarchy_cut(h, piece->list.nbytes, piece->part);
     piece->shard.src = piece->shard.dst;
     piece->shard.nbytes = piece->part[h->index];
@@ -115,7 +107,7 @@ static bool lay_out(struct executor *exec, struct shards *x)
     return true;
 }
 
-bhvd_status hierarchical_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
+bhvd_status two_level_shards_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct inter_host_stage *stage)
 {
     const struct hierarchy *h = group->hierarchy;
@@ -149,5 +141,5 @@ bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, struct
     struct inter_host_stage stage = {.plan = plan_shard, .reduction = *reduction, .shard_nbytes = SHARD_BYTES,
                                      .depth = INTER_HOST_DEPTH};
     within.postscale = stage.reduction.prescale = 1.0;
-    return hierarchical_plan(plan, exec, group, &within, list, &stage);
+    return two_level_shards_plan(plan, exec, group, &within, list, &stage);
 }

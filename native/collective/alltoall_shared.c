@@ -1,4 +1,4 @@
-// Alltoall in shared memory. A staging buffer is cut into one slice per receiver; a block advances every pair of members by one
+// Alltoall in shared memory. A buffer is cut into one slice per receiver; a block advances every pair of members by one
 // slice, so that all write and read equally much in every block. A rank copies its part for itself straight to its destination,
 // also a slice at a time.
 #include "base/size.h"
@@ -19,13 +19,13 @@ static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
     return shared_piece(part, block * a->slice, a->slice);
 }
 
-// The slice for member `to` in the staging buffer of `from`.
+// The slice for member `to` in the buffer of `from`.
 static unsigned char *slice_of(struct executor *exec, const struct alltoall *a, int from, int to, size_t block)
 {
-    return shared_staging_buffer(exec, a->pipeline.group, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
+    return shared_buffer(exec, &a->pipeline, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
 }
 
-static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -38,7 +38,7 @@ static void stage(struct executor *exec, struct pipeline *pipeline, size_t block
     }
 }
 
-static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct alltoall *a = (const struct alltoall *)pipeline;
     const int me = pipeline->group->rank;
@@ -58,10 +58,10 @@ bhvd_status alltoall_shared(struct executor *exec, struct group *group, const vo
                             const struct parts *parts)
 {
     const int n = group->size, me = group->rank;
-    struct alltoall a = {.src = src, .dst = dst, .parts = parts, .slice = HOST_STAGING_BUFFER_BYTES};
+    struct alltoall a = {.src = src, .dst = dst, .parts = parts, .slice = SHM_BUFFER_BYTES};
     size_t total = 0, sent = 0;
     if (n > 2)
-        a.slice = HOST_STAGING_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
+        a.slice = SHM_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
     for (int i = 0; i < n; i++) {
         sent += parts->sent[i];
         total += parts->received[i];
@@ -73,6 +73,6 @@ bhvd_status alltoall_shared(struct executor *exec, struct group *group, const vo
     }
     a.copy = shared_copy(exec, total);
     const size_t blocks = (parts->longest + a.slice - 1) / a.slice;
-    pipeline_begin(&a.pipeline, group, 0, blocks, &(struct shared_steps){.stage = stage, .collect = collect});
+    pipeline_begin(&a.pipeline, group, 0, blocks, &(struct shared_steps){.copy_in = copy_in, .copy_out = copy_out});
     return pipeline_execute(exec, &a.pipeline);
 }

@@ -1,27 +1,27 @@
-// Broadcast in shared memory: the root stages blocks, the others copy them.
+// Broadcast in shared memory: the root copies blocks in, the others copy them out.
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
 static size_t block_bytes(const struct broadcast_pipeline *b, size_t block)
 {
-    return shared_piece(b->nbytes, block * HOST_STAGING_BUFFER_BYTES, HOST_STAGING_BUFFER_BYTES);
+    return shared_piece(b->nbytes, block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
 }
 
 static unsigned char *buffer_of_root(struct executor *exec, const struct pipeline *pipeline, size_t block)
 {
-    return shared_staging_buffer(exec, pipeline->group, pipeline->steps.root, block);
+    return shared_buffer(exec, pipeline, pipeline->steps.root, block);
 }
 
-static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
-    shared_put(exec, buffer_of_root(exec, pipeline, block), b->src + block * HOST_STAGING_BUFFER_BYTES, block_bytes(b, block));
+    shared_put(exec, buffer_of_root(exec, pipeline, block), b->src + block * SHM_BUFFER_BYTES, block_bytes(b, block));
 }
 
-static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
-    b->copy(b->dst + block * HOST_STAGING_BUFFER_BYTES, buffer_of_root(exec, pipeline, block), block_bytes(b, block));
+    b->copy(b->dst + block * SHM_BUFFER_BYTES, buffer_of_root(exec, pipeline, block), block_bytes(b, block));
 }
 
 void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
@@ -33,7 +33,7 @@ void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct
     b->copy = shared_copy(exec, nbytes);
     executor_count_shared(exec, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
     pipeline_begin(&b->pipeline, group, slot, group->size > 1 ? shared_blocks(nbytes) : 0,
-                  &(struct shared_steps){stage, NULL, collect, true, root});
+                  &(struct shared_steps){copy_in, NULL, copy_out, true, root});
 }
 
 bhvd_status broadcast_shared(struct executor *exec, struct group *group, int root, const void *src, void *dst,

@@ -1,5 +1,5 @@
 // Two-level broadcast (executor/two_level.h): over links to the members with the root's local index, one on each host. Each of them
-// forwards every piece, and stages it for its host. A host receives the vector once, however many members it holds.
+// forwards every piece, and copies it in for its host. A host receives the vector once, however many members it holds.
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"

@@ -1,8 +1,8 @@
 // Collectives over a group of ranks. Each blocks until it is done, or makes a plan that the engine runs beside others. Terms:
 // docs/glossary.md. The engine calls them in the same order on all ranks.
 //
-//     ..._shared        all members on one host: blocks staged in shared memory (executor/shared.h)
-//     ..._hierarchical  two-level: members on several hosts, some with several members (executor/hierarchy.h)
+//     ..._shared        all members on one host: blocks in shared memory (executor/shared.h)
+//     ..._two_level     two-level: members on several hosts, some with several members (executor/hierarchy.h)
 //     schedule_...      over links: any transport; as schedules (schedules.h, ..._links.c), several of which can run at once
 //
 // Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.
@@ -49,7 +49,7 @@ struct inter_host_stage {
 enum { INTER_HOST_DEPTH = 4 };
 
 // Turns the plan into a task, which takes ownership of the list.
-bhvd_status hierarchical_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
+bhvd_status two_level_shards_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
                               struct span_list *list, const struct inter_host_stage *stage);
 bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
                                    struct span_list *list);

@@ -1,33 +1,33 @@
 // Reducescatter in shared memory. A block holds an equal piece of every member's part, so that all members reduce at the same time:
-// member k reduces the k-th piece of all staging buffers straight into its output.
+// member k reduces the k-th piece of all buffers straight into its output.
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
-static void stage(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    unsigned char *staging_buffer = shared_staging_buffer(exec, group, group->rank, block);
+    unsigned char *buffer = shared_buffer(exec, pipeline, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_stage(exec, r->reduction, &cursor, staging_buffer + (size_t)i * r->piece, n);
+        shared_copy_in(exec, r->reduction, &cursor, buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
             executor_count_shared(exec, n, 0);
     }
 }
 
-static void collect(struct executor *exec, struct pipeline *pipeline, size_t block)
+static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
     size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
-    shared_reduce(exec, group, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
+    shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
     executor_count_shared(exec, 0, mine * (size_t)(group->size - 1));
 }
 
-static const struct shared_steps STEPS = {.stage = stage, .collect = collect};
+static const struct shared_steps STEPS = {.copy_in = copy_in, .copy_out = copy_out};
 
 void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int slot, const struct reduction *reduction,
                          const struct span_list *src, void *dst, const size_t *part)
@@ -37,7 +37,7 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
     r->src = src;
     r->dst = dst;
     r->part = part;
-    r->piece = HOST_STAGING_BUFFER_BYTES / (size_t)group->size / 64 * 64;
+    r->piece = SHM_BUFFER_BYTES / (size_t)group->size / 64 * 64;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
     pipeline_begin(&r->pipeline, group, slot, (longest + r->piece - 1) / r->piece, &STEPS);

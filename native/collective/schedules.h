@@ -25,7 +25,7 @@ static inline size_t vector_chunk(size_t nbytes, size_t element, int index, int 
 
 // From input (part[rank] bytes) to output (all parts in rank order).
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part);
-void schedule_allgather_doubling(struct schedule *schedule, const size_t *part);
+void schedule_allgather_bruck(struct schedule *schedule, const size_t *part);
 // Picks the cheaper of the two. network and part must be equal on all ranks.
 void allgather_schedule(struct schedule *schedule, const struct network_cost *network, const size_t *part);
 // Parts are in rank order: in input by receiver, in output by sender.

@@ -27,6 +27,7 @@ enum device_memory { MEMORY_PINNED, MEMORY_DEVICE };
 
 enum {
     DEVICE_UUID_BYTES = 16,
+    DEVICE_THREADS = 256,               // per block of a kernel
     DEVICE_TYPES = 4                    // float32, float64, float16, bfloat16: device_type_of
 };
 

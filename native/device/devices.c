@@ -2,14 +2,12 @@
 
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/status.h"
 #include "device/buffer.h"
 #include "device/nccl_library.h"
 
-enum {
-    THREADS = 256,                      // per block
-    BLOCKS_MAX = 4096                   // for launches over all elements: several times what any GPU runs at once
-};
+enum { BLOCKS_MAX = 4096 };             // for launches over all elements: several times what any GPU runs at once
 
 int device_init(struct bhvd_device *device, const struct device_ops *ops, int index)
 {
@@ -84,13 +82,7 @@ bhvd_status bhvd_device_set_kernel(bhvd_device *device, bhvd_device_kernel kerne
 
 void *bhvd_device_stream(bhvd_device *device, int to_host) { return to_host ? device->to_host : device->from_host; }
 
-static size_t nbytes_of(const struct bhvd_tensor *tensor)
-{
-    size_t nbytes = bhvd_dtype_size(tensor->dtype);
-    for (int d = 0; d < tensor->ndim; d++)
-        nbytes *= (size_t)tensor->shape[d];
-    return nbytes;
-}
+static size_t nbytes_of(const struct bhvd_tensor *tensor) { return tensor_elements(tensor, 0) * bhvd_dtype_size(tensor->dtype); }
 
 bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tensors, size_t count, void *stream,
                              struct bhvd_error *error)
@@ -138,12 +130,12 @@ void *device_kernel(const struct bhvd_device *device, bhvd_device_kernel kernel,
 
 int device_launch(struct bhvd_device *device, bhvd_device_kernel kernel, int type, uint64_t blocks, void **params, void *stream)
 {
-    return device->ops->launch(device, device_kernel(device, kernel, type), (unsigned)blocks, THREADS, params, stream);
+    return device->ops->launch(device, device_kernel(device, kernel, type), (unsigned)blocks, DEVICE_THREADS, params, stream);
 }
 
 int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, int type, uint64_t count, void **params,
                        void *stream)
 {
-    const uint64_t blocks = (count + 4 * THREADS - 1) / (4 * THREADS);
+    const uint64_t blocks = (count + 4 * DEVICE_THREADS - 1) / (4 * DEVICE_THREADS);
     return device_launch(device, kernel, type, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, params, stream);
 }

@@ -200,25 +200,25 @@ template <class T> __device__ typename T::real rounded(typename T::real x)
 }
 
 // encoder_encode (primitive/encoder.c), before and after the codec:
-//     sum = error + x    value = sum, rounded to the type    (value NULL: it is sum)
-//     error = error - D(code), or 0 if that is not finite
+//     sum = residual + x    value = sum, rounded to the type    (value NULL: it is sum)
+//     residual = residual - D(code), or 0 if that is not finite
 #define FEEDBACK(type)                                                                                              \
-    KERNEL(feed_error_##type)(float *sum, void *value, const float *error, const void *src, uint64_t count)         \
+    KERNEL(feed_residual_##type)(float *sum, void *value, const float *residual, const void *src, uint64_t count)   \
     {                                                                                                               \
         const type::stored *from = (const type::stored *)src;                                                       \
         for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
-            const float total = canonical(error[i] + (float)type::load(from + i));                                  \
+            const float total = canonical(residual[i] + (float)type::load(from + i));                               \
             sum[i] = total;                                                                                         \
             if (value)                                                                                              \
                 type::store((type::stored *)value + i, canonical((type::real)total));                               \
         }                                                                                                           \
     }                                                                                                               \
-    KERNEL(update_residual_##type)(float *error, const void *decoded, uint64_t count)                                     \
+    KERNEL(update_residual_##type)(float *residual, const void *decoded, uint64_t count)                            \
     {                                                                                                               \
         const type::stored *from = (const type::stored *)decoded;                                                   \
         for (uint64_t i = first_index(); i < count; i += all_threads()) {                                           \
-            const float residual = error[i] - (float)type::load(from + i);                                          \
-            error[i] = residual - residual == 0 ? residual : 0.0f;                                                  \
+            const float difference = residual[i] - (float)type::load(from + i);                                     \
+            residual[i] = difference - difference == 0 ? difference : 0.0f;                                         \
         }                                                                                                           \
     }
 EACH_TYPE(FEEDBACK)

@@ -39,7 +39,7 @@ struct collective {
     bhvd_device_array *replica_copies[REPLICAS];  // device copies of replicas; NULL: none
     double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
     bool mixes_before, mixes_after;             // are these coefficients used?
-    float *worker_error, *server_error;
+    float *worker_residual, *server_residual;
     bhvd_device_array *worker_copy, *server_copy; // device copies of these, which may hold the newest values; NULL: none
     struct staging *staging;            // for tensors on a GPU (gpu/staging.h); NULL: they are in host memory
     size_t tensor_count;
@@ -58,7 +58,7 @@ size_t collective_nbytes(const struct collective *coll);
 // Memory kept from one operation to the next; NULL: none. Operations with the same memory run one after the other.
 static inline const void *collective_exclusive_memory(const struct collective *coll)
 {
-    return coll->worker_error ? coll->worker_error : coll->server_error ? coll->server_error : coll->replicas[1];
+    return coll->worker_residual ? coll->worker_residual : coll->server_residual ? coll->server_residual : coll->replicas[1];
 }
 // The factor for the sum over `size` members.
 static inline double collective_sum_factor(const struct collective *coll, int size)

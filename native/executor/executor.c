@@ -1,7 +1,5 @@
 #include "executor/executor.h"
 
-#include <stdlib.h>
-
 #include "base/clock.h"
 #include "base/size.h"
 #include "base/status.h"
@@ -62,7 +60,7 @@ bhvd_status executor_fail_protocol(struct executor *exec, int rank)
                           "do all ranks run the same version and the same program?", rank);
 }
 
-bhvd_status executor_fail_left(struct executor *exec, int rank)
+bhvd_status executor_fail_departed(struct executor *exec, int rank)
 {
     return executor_blame(exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, rank,
                           "rank %d left the job while an operation still needed it", rank);

@@ -109,7 +109,7 @@ bhvd_status executor_fail_with(struct executor *exec, const struct bhvd_error *e
 // A peer violated the protocol.
 bhvd_status executor_fail_protocol(struct executor *exec, int rank);
 // A rank said goodbye too early.
-bhvd_status executor_fail_left(struct executor *exec, int rank);
+bhvd_status executor_fail_departed(struct executor *exec, int rank);
 // Allocates the result of a tensor posted with dst NULL and points dst at it. BHVD_ERR_SYSTEM: no memory; the executor has failed.
 bhvd_status executor_allocate_result(struct executor *exec, struct tensor *tensor, int64_t dim0);
 // Memory for an execution or a step, 64-byte aligned; NULL: no memory. Kept after its release until it has been unused for

@@ -13,9 +13,9 @@ static int local_index_of(const struct connections *c, int rank)
 bool group_init(struct group *group, const struct executor *exec, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block)
 {
-    *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < HOST_AREAS,
+    *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < SHM_AREAS,
                             .first_block = first_block};
-    for (int slot = 0; slot < HOST_STAGING_SLOTS; slot++)
+    for (int slot = 0; slot < SHM_SLOTS; slot++)
         group->block[slot] = first_block;
     group->ranks = malloc((size_t)size * sizeof *group->ranks);
     group->local_indices = malloc((size_t)size * sizeof *group->local_indices);

@@ -4,17 +4,16 @@
 #include "executor/executor.h"
 
 struct group {
-    int id;                     // of the staging area (shared.h); all groups derived from a process set have its id
+    int id;                     // of the area (shared.h); all groups derived from a process set have its id
     int size;
     int rank;                   // this rank's position, -1: not a member
     int32_t *ranks;             // global ranks
-    // The staging area that the members share when all of them are on this host.
+    // The area that the members share when all of them are on this host.
     bool shared;
     int32_t *local_indices;     // by position
     uint64_t first_block;       // the group's first block in its area, after all blocks of an older group
-    uint64_t block[HOST_STAGING_SLOTS]; // the next block of each, equal on all members between two pipelines (shared.h)
-    int slot;                   // of the pipeline whose step is running
-    const void *users[HOST_STAGING_SLOTS];  // the concurrent task that uses each staging slot; NULL: none
+    uint64_t block[SHM_SLOTS];  // the next block of each, equal on all members between two pipelines (shared.h)
+    const void *users[SHM_SLOTS];       // the concurrent task that uses each slot; NULL: none
     struct hierarchy *hierarchy;        // hierarchy.h; NULL: one host, or no host holds two members
 };
 

@@ -63,7 +63,7 @@ static void part_destroy(struct group *part)
 
 bhvd_status hierarchy_create(struct executor *exec, struct group *group)
 {
-    if (group->rank < 0 || group->id >= HOST_AREAS)
+    if (group->rank < 0 || group->id >= SHM_AREAS)
         return BHVD_OK;
     struct hierarchy *h = calloc(1, sizeof *h);
     if (!h || !find_hosts(exec, group, h)) {

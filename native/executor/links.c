@@ -8,8 +8,8 @@
 
 static void fail_link(struct executor *exec, const struct link *link, bhvd_status status)
 {
-    if (status == BHVD_ERR_PEER_LOST && link->state == LINK_LEFT)
-        executor_fail_left(exec, link->rank);
+    if (status == BHVD_ERR_PEER_LOST && link->state == LINK_DEPARTED)
+        executor_fail_departed(exec, link->rank);
     else if (status == BHVD_ERR_PEER_LOST)
         executor_blame(exec, status, BHVD_CAUSE_ENDED, link->rank,
                        "rank %d was lost: its process ended or became unreachable without leaving the job", link->rank);
@@ -30,8 +30,8 @@ static void update(struct executor *exec, struct link *link)
 // A link that was needed for a message could not be opened.
 static void fail_opening(struct executor *exec, const struct link *link, const struct bhvd_error *error)
 {
-    if (link->state == LINK_LEFT)
-        executor_fail_left(exec, link->rank);
+    if (link->state == LINK_DEPARTED)
+        executor_fail_departed(exec, link->rank);
     else if (error->status == BHVD_ERR_PEER_LOST || error->status == BHVD_ERR_TIMEOUT)
         executor_blame(exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_SILENT, link->rank,
                        "%.700s. Rank %d may have ended, or its host or the network may be down: check whether a firewall "
@@ -54,7 +54,7 @@ static void take_arrivals(struct executor *exec)
         if (error.status && is_needed(link))
             fail_opening(exec, link, &error);
         update(exec, link);
-        link_mark_ready(link);
+        link_mark_active(link);
     }
 }
 
@@ -67,9 +67,9 @@ static bool advance(struct executor *exec, struct link *link, bool by_socket)
     exec->messages_moved += payload;
     if (status) {
         fail_link(exec, link, status);
-    } else if (link->state == LINK_LEFT && !moved &&
+    } else if (link->state == LINK_DEPARTED && !moved &&
                (traffic_is_pending(&link->sends) || (traffic_is_pending(&link->receives) && !by_socket))) {
-        executor_fail_left(exec, link->rank);
+        executor_fail_departed(exec, link->rank);
     }
     if (payload && by_socket)
         atomic_fetch_add_explicit(&exec->connections.doorbell.word->activity, 1, memory_order_relaxed);
@@ -106,11 +106,11 @@ static bool advance_polled(struct executor *exec, bool poll_sockets)
 // Advances the links queued now; links queued meanwhile are for the next call.
 static bool advance_ready(struct executor *exec)
 {
-    struct link_queue *ready_links = &exec->connections.poller.ready_links, now = *ready_links;
+    struct link_queue *active_links = &exec->connections.poller.active_links, now = *active_links;
     bool progress = false;
     if (!now.head)
         return false;
-    fifo_take_all(ready_links);
+    fifo_take_all(active_links);
     for (struct link *link; (link = link_queue_pop(&now)) && !exec->failure.status;) {
         if (is_needed(link) && connections_open(&exec->connections, link))
             executor_fail(exec, BHVD_ERR_SYSTEM, "no memory to connect to rank %d", link->rank);
@@ -118,7 +118,7 @@ static bool advance_ready(struct executor *exec)
         progress |= moved;
         update(exec, link);
         if (moved && link->state != LINK_OPEN)
-            link_mark_ready(link);      // check once more for expected messages
+            link_mark_active(link);      // check once more for expected messages
     }
     return progress;
 }
@@ -164,7 +164,7 @@ bool executor_has_work(struct executor *exec)
         if (link_ready(exec->connections.poller.polled[i]))
             return true;
     }
-    return exec->connections.poller.ready_links.head || connections_have_arrivals(&exec->connections) || tasks_can_advance(exec);
+    return exec->connections.poller.active_links.head || connections_have_arrivals(&exec->connections) || tasks_can_advance(exec);
 }
 
 bool executor_waits_for_room(const struct executor *exec)

@@ -11,49 +11,49 @@ enum {
     WORTH_IT = 4                // required speed-up, since readers then find the data in no cache
 };
 
-static struct host_counts *counts_of(struct executor *exec, const struct pipeline *pipeline, int index)
+static struct shm_progress *progress_of(struct executor *exec, const struct pipeline *pipeline, int index)
 {
-    return shm_segment_counts(&exec->connections.host, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index]);
+    return shm_segment_progress(&exec->connections.shm, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index]);
 }
 
-static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline, int index, enum host_count count)
+static uint64_t count_of(struct executor *exec, const struct pipeline *pipeline, int index, enum shm_step step)
 {
-    uint64_t done = atomic_load(&counts_of(exec, pipeline, index)->done[count]), first = pipeline->group->first_block;
+    uint64_t done = atomic_load(&progress_of(exec, pipeline, index)->done[step]), first = pipeline->group->first_block;
     return done > first ? done : first;         // the area may have been another set's
 }
 
-unsigned char *shared_staging_buffer(struct executor *exec, const struct group *group, int index, size_t block)
+unsigned char *shared_buffer(struct executor *exec, const struct pipeline *pipeline, int index, size_t block)
 {
-    return shm_segment_staging_buffer(&exec->connections.host, group->id, group->slot, group->local_indices[index],
-                            (int)((group->block[group->slot] + block) % HOST_STAGING_BUFFERS));
+    return shm_segment_buffer(&exec->connections.shm, pipeline->group->id, pipeline->slot, pipeline->group->local_indices[index],
+                              (int)((pipeline->begin + block) % SHM_BUFFERS));
 }
 
-// The step that all members must have finished before one may begin `step` with the same block; staging reuses
-// a staging buffer, so there with the block HOST_STAGING_BUFFERS before.
-static enum host_count before(const struct pipeline *pipeline, enum host_count step)
+// The step that all members must have finished before one may begin `step` with the same block; copying in
+// reuses a buffer, so there with the block SHM_BUFFERS before.
+static enum shm_step before(const struct pipeline *pipeline, enum shm_step step)
 {
     switch (step) {
-    case HOST_STAGED:
-        return HOST_COLLECTED;
-    case HOST_REDUCED:
-        return HOST_STAGED;
+    case SHM_COPIED_IN:
+        return SHM_COPIED_OUT;
+    case SHM_REDUCED:
+        return SHM_COPIED_IN;
     default:
-        return pipeline->steps.reduce ? HOST_REDUCED : HOST_STAGED;
+        return pipeline->steps.reduce ? SHM_REDUCED : SHM_COPIED_IN;
     }
 }
 
 // A member may begin the step with a block below this, if a member that it depends on has done `done` blocks of the previous step.
-static uint64_t limit(enum host_count step, uint64_t done) { return step == HOST_STAGED ? done + HOST_STAGING_BUFFERS : done; }
+static uint64_t limit(enum shm_step step, uint64_t done) { return step == SHM_COPIED_IN ? done + SHM_BUFFERS : done; }
 
-static bool needs(const struct pipeline *pipeline, int index, enum host_count step)
+static bool needs(const struct pipeline *pipeline, int index, enum shm_step step)
 {
     return index != pipeline->group->rank &&
-           (!pipeline->steps.only_root || step == HOST_STAGED || index == pipeline->steps.root);
+           (!pipeline->steps.only_root || step == SHM_COPIED_IN || index == pipeline->steps.root);
 }
 
-static void look_at_others(struct executor *exec, struct pipeline *pipeline, enum host_count step)
+static void look_at_others(struct executor *exec, struct pipeline *pipeline, enum shm_step step)
 {
-    const enum host_count needed = before(pipeline, step);
+    const enum shm_step needed = before(pipeline, step);
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < pipeline->group->size; i++) {
         if (!needs(pipeline, i, step))
@@ -67,9 +67,9 @@ static void look_at_others(struct executor *exec, struct pipeline *pipeline, enu
     pipeline->others[needed] = least == UINT64_MAX ? pipeline->end : least;
 }
 
-static bool may_begin(struct executor *exec, struct pipeline *pipeline, enum host_count step)
+static bool may_begin(struct executor *exec, struct pipeline *pipeline, enum shm_step step)
 {
-    const enum host_count needed = before(pipeline, step);
+    const enum shm_step needed = before(pipeline, step);
     const uint64_t block = pipeline->done[step];
     if (block == pipeline->end || block >= limit(step, pipeline->done[needed]))
         return false;
@@ -79,14 +79,14 @@ static bool may_begin(struct executor *exec, struct pipeline *pipeline, enum hos
 }
 
 // Wakes members that may sleep until this step. Their counts show which: they store them before they check ours.
-static void publish(struct executor *exec, struct pipeline *pipeline, enum host_count step)
+static void publish(struct executor *exec, struct pipeline *pipeline, enum shm_step step)
 {
     struct group *group = pipeline->group;
     const uint64_t block = pipeline->done[step]++;
-    const enum host_count next = step == HOST_COLLECTED                        ? HOST_STAGED
-                                 : step == HOST_STAGED && pipeline->steps.reduce ? HOST_REDUCED
-                                                                               : HOST_COLLECTED;
-    atomic_store(&counts_of(exec, pipeline, group->rank)->done[step], pipeline->done[step]);
+    const enum shm_step next = step == SHM_COPIED_OUT                            ? SHM_COPIED_IN
+                               : step == SHM_COPIED_IN && pipeline->steps.reduce ? SHM_REDUCED
+                                                                                 : SHM_COPIED_OUT;
+    atomic_store(&progress_of(exec, pipeline, group->rank)->done[step], pipeline->done[step]);
     for (int i = 0; i < group->size; i++) {
         if (i != group->rank && count_of(exec, pipeline, i, next) >= limit(next, block))
             doorbell_ring(&group_link(exec, group, i)->doorbell, 0);
@@ -94,10 +94,10 @@ static void publish(struct executor *exec, struct pipeline *pipeline, enum host_
 }
 
 // Does the next block of the step wait for a member that has left? Its counts are then final.
-static bool waits_for_left(struct executor *exec, struct pipeline *pipeline, enum host_count step, int *who)
+static bool waits_for_departed(struct executor *exec, struct pipeline *pipeline, enum shm_step step, int *who)
 {
     for (int i = 0; i < pipeline->group->size && pipeline->done[step] < pipeline->end; i++) {
-        if (needs(pipeline, i, step) && group_link(exec, pipeline->group, i)->state == LINK_LEFT &&
+        if (needs(pipeline, i, step) && group_link(exec, pipeline->group, i)->state == LINK_DEPARTED &&
             pipeline->done[step] >= limit(step, count_of(exec, pipeline, i, before(pipeline, step)))) {
             *who = i;
             return true;
@@ -109,13 +109,13 @@ static bool waits_for_left(struct executor *exec, struct pipeline *pipeline, enu
 int pipeline_can_advance(struct executor *exec, struct pipeline *pipeline)
 {
     int who = 0;
-    for (int step = 0; step < HOST_COUNTS; step++) {
-        if (may_begin(exec, pipeline, (enum host_count)step))
+    for (int step = 0; step < SHM_STEPS; step++) {
+        if (may_begin(exec, pipeline, (enum shm_step)step))
             return 1;
     }
-    for (int step = 0; step < HOST_COUNTS; step++) {
-        if (waits_for_left(exec, pipeline, (enum host_count)step, &who)) {
-            executor_fail_left(exec, pipeline->group->ranks[who]);
+    for (int step = 0; step < SHM_STEPS; step++) {
+        if (waits_for_departed(exec, pipeline, (enum shm_step)step, &who)) {
+            executor_fail_departed(exec, pipeline->group->ranks[who]);
             return -1;
         }
     }
@@ -124,8 +124,8 @@ int pipeline_can_advance(struct executor *exec, struct pipeline *pipeline)
 
 bool pipeline_is_complete(const struct pipeline *pipeline)
 {
-    return pipeline->done[HOST_STAGED] == pipeline->end && pipeline->done[HOST_REDUCED] == pipeline->end &&
-           pipeline->done[HOST_COLLECTED] == pipeline->end;
+    return pipeline->done[SHM_COPIED_IN] == pipeline->end && pipeline->done[SHM_REDUCED] == pipeline->end &&
+           pipeline->done[SHM_COPIED_OUT] == pipeline->end;
 }
 
 void pipeline_begin(struct pipeline *pipeline, struct group *group, int slot, size_t blocks, const struct shared_steps *steps)
@@ -134,21 +134,20 @@ void pipeline_begin(struct pipeline *pipeline, struct group *group, int slot, si
     *pipeline = (struct pipeline){.group = group, .slot = slot, .steps = *steps, .begin = begin, .end = end,
                                 .done = {begin, steps->reduce ? begin : end, begin}};
     if (steps->only_root)
-        pipeline->done[group->rank == steps->root ? HOST_COLLECTED : HOST_STAGED] = end;
+        pipeline->done[group->rank == steps->root ? SHM_COPIED_OUT : SHM_COPIED_IN] = end;
 }
 
 bool pipeline_advance(struct executor *exec, struct pipeline *pipeline)
 {
-    const shared_step_fn functions[HOST_COUNTS] = {pipeline->steps.stage, pipeline->steps.reduce, pipeline->steps.collect};
-    int step = HOST_COLLECTED;          // last step first: its data was read or written just now and is in the cache
-    while (step >= 0 && !may_begin(exec, pipeline, (enum host_count)step))
+    const shared_step_fn functions[SHM_STEPS] = {pipeline->steps.copy_in, pipeline->steps.reduce, pipeline->steps.copy_out};
+    int step = SHM_COPIED_OUT;          // last step first: its data was read or written just now and is in the cache
+    while (step >= 0 && !may_begin(exec, pipeline, (enum shm_step)step))
         step--;
     if (step < 0)
         return false;
-    pipeline->group->slot = pipeline->slot;
     if (functions[step])
         functions[step](exec, pipeline, (size_t)(pipeline->done[step] - pipeline->begin));
-    publish(exec, pipeline, (enum host_count)step);
+    publish(exec, pipeline, (enum shm_step)step);
     return true;
 }
 
@@ -156,9 +155,9 @@ void pipeline_end(struct executor *exec, const struct pipeline *pipeline)
 {
     struct group *group = pipeline->group;
     // Also sets counts of steps that this member skips: others read its progress from them.
-    for (int step = 0; step < HOST_COUNTS; step++)
-        atomic_store(&counts_of(exec, pipeline, group->rank)->done[step], pipeline->end);
-    // The root of a broadcast collects nothing, so no one was woken by that step: a member may wait for it before staging.
+    for (int step = 0; step < SHM_STEPS; step++)
+        atomic_store(&progress_of(exec, pipeline, group->rank)->done[step], pipeline->end);
+    // The root of a broadcast copies nothing out, so no one was woken by that step: a member may wait for it before it copies in.
     for (int i = 0; i < group->size && pipeline->steps.only_root && group->rank == pipeline->steps.root; i++) {
         if (i != group->rank)
             doorbell_ring(&group_link(exec, group, i)->doorbell, 0);
@@ -216,7 +215,7 @@ void shared_put(struct executor *exec, unsigned char *dst, const void *src, size
     }
 }
 
-void shared_stage(struct executor *exec, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+void shared_copy_in(struct executor *exec, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
@@ -232,26 +231,27 @@ void shared_stage(struct executor *exec, const struct reduction *reduction, stru
     }
 }
 
-static const unsigned char *values_of(struct executor *exec, const struct group *group, int index, size_t block,
+static const unsigned char *values_of(struct executor *exec, const struct pipeline *pipeline, int index, size_t block,
                                       size_t offset, const unsigned char *own)
 {
-    return own && index == group->rank ? own : shared_staging_buffer(exec, group, index, block) + offset;
+    return own && index == pipeline->group->rank ? own : shared_buffer(exec, pipeline, index, block) + offset;
 }
 
-void shared_reduce(struct executor *exec, const struct group *group, const struct reduction *reduction, size_t block,
+void shared_reduce(struct executor *exec, const struct pipeline *pipeline, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes)
 {
     const size_t element = bhvd_dtype_size(reduction->dtype);
+    const int members = pipeline->group->size;
     _Alignas(64) unsigned char partial[SHARED_L1_BYTES];
     while (nbytes) {
         size_t n = size_min(nbytes, SHARED_L1_BYTES), count = n / element;
         // The last reduction writes to dst; own values may be overwritten only then, since dst may be own.
-        const unsigned char *sum = values_of(exec, group, 0, block, offset, own);
-        if (group->size == 1)
+        const unsigned char *sum = values_of(exec, pipeline, 0, block, offset, own);
+        if (members == 1)
             memmove(dst, sum, n);
-        for (int i = 1; i < group->size; i++) {
-            unsigned char *to = i == group->size - 1 ? dst : partial;
-            reduction->reduce(to, sum, values_of(exec, group, i, block, offset, own), count);
+        for (int i = 1; i < members; i++) {
+            unsigned char *to = i == members - 1 ? dst : partial;
+            reduction->reduce(to, sum, values_of(exec, pipeline, i, block, offset, own), count);
             sum = to;
         }
         if (reduction->postscale != 1.0)

@@ -1,15 +1,15 @@
 // Collectives in shared memory work in blocks, each in steps:
 //
-//     stage      write this member's piece of the block into its staging buffer
-//     reduce     read the others' staging buffers, write a reduced part into the own staging buffer     (allreduce only)
-//     collect    read the others' staging buffers, write the result
+//     copy in     write this member's piece of the block into its buffer
+//     reduce      read the others' buffers, write a reduced part into the own buffer     (allreduce only)
+//     copy out    read the others' buffers, write the result
 //
 // A step of a block begins when the step before it is done on all members. There is no barrier: each member publishes the number of
-// blocks that it has staged, reduced and collected, and may be ahead of the others by HOST_STAGING_BUFFERS blocks.
+// blocks that it has copied in, reduced and copied out, and may be ahead of the others by SHM_BUFFERS blocks.
 // So a member that is scheduled late does not delay the others as long as they have other blocks to process.
 //
-// One collective in shared memory is a *pipeline*. Pipelines of one staging slot run one after the other, in the same order on
-// all members; those of different staging slots are independent. A collective that runs to completion uses staging slot 0,
+// One collective in shared memory is a *pipeline*. Pipelines of one slot run one after the other, in the same order on
+// all members; those of different slots are independent. A collective that runs to completion uses slot 0,
 // concurrent ones use the others.
 #pragma once
 
@@ -24,14 +24,14 @@ struct pipeline;
 typedef void (*shared_step_fn)(struct executor *exec, struct pipeline *pipeline, size_t block);
 
 struct shared_steps {
-    shared_step_fn stage;               // NULL: nothing to write
+    shared_step_fn copy_in;               // NULL: nothing to write
     shared_step_fn reduce;              // NULL on all members: there is no such step
-    shared_step_fn collect;             // NULL: nothing to write
-    bool only_root;                     // only the member at `root` stages, and it collects nothing
+    shared_step_fn copy_out;             // NULL: nothing to write
+    bool only_root;                     // only the member at `root` copies in, and it copies nothing out
     int root;
 };
 
-// The function by which a member copies collected data, in a collective in which it writes `nbytes` in total.
+// The function by which a member copies data out, in a collective in which it writes `nbytes` in total.
 kernel_copy_fn shared_copy(const struct executor *exec, size_t nbytes);
 
 // A running collective: the first member of its steps' state. Blocks are counted as in the group: from the area's beginning.
@@ -40,19 +40,19 @@ struct pipeline {
     int slot;
     struct shared_steps steps;
     uint64_t begin, end;
-    uint64_t done[HOST_COUNTS];         // by this member; `end` for steps that it skips
-    uint64_t others[HOST_COUNTS];       // the least of all other members, when last read
+    uint64_t done[SHM_STEPS];           // by this member; `end` for steps that it skips
+    uint64_t others[SHM_STEPS];         // the least of all other members, when last read
     int slowest;                        // the member with the least progress then
 };
 
-// Only initializes. The previous pipeline in the staging slot must be over.
+// Only initializes. The previous pipeline in the slot must be over.
 void pipeline_begin(struct pipeline *pipeline, struct group *group, int slot, size_t blocks, const struct shared_steps *steps);
 // Does one step of a block, if possible.
 bool pipeline_advance(struct executor *exec, struct pipeline *pipeline);
 // > 0: a step is possible. < 0: none ever will be, since a member has left; the executor has failed.
 int pipeline_can_advance(struct executor *exec, struct pipeline *pipeline);
 bool pipeline_is_complete(const struct pipeline *pipeline);
-// All its steps are done: the staging slot is free for the next one.
+// All its steps are done: the slot is free for the next one.
 void pipeline_end(struct executor *exec, const struct pipeline *pipeline);
 // Does all its steps, and ends it unless an error occurs.
 bhvd_status pipeline_execute(struct executor *exec, struct pipeline *pipeline);
@@ -67,22 +67,21 @@ static inline size_t shared_piece(size_t total, size_t offset, size_t most)
 }
 
 // Number of blocks for a vector.
-static inline size_t shared_blocks(size_t nbytes) { return (nbytes + HOST_STAGING_BUFFER_BYTES - 1) / HOST_STAGING_BUFFER_BYTES; }
+static inline size_t shared_blocks(size_t nbytes) { return (nbytes + SHM_BUFFER_BYTES - 1) / SHM_BUFFER_BYTES; }
 
-// The staging buffer of a member (by its position) for a block of the pipeline whose step is running, HOST_STAGING_BUFFER_BYTES
-// long.
-unsigned char *shared_staging_buffer(struct executor *exec, const struct group *group, int index, size_t block);
+// The buffer of a member (by its position) for a block, SHM_BUFFER_BYTES long.
+unsigned char *shared_buffer(struct executor *exec, const struct pipeline *pipeline, int index, size_t block);
 
-// Copies to `dst`, in this member's staging buffer, with the faster of two methods: a normal write must first take lines that other
+// Copies to `dst`, in this member's buffer, with the faster of two methods: a normal write must first take lines that other
 // cores have in their caches, one by one; a non-temporal write need not. Within a chip taking them costs nothing, between chips ten
 // times the copy. The distance of the other cores is unknown and changes, so both methods are timed now and then.
 void shared_put(struct executor *exec, unsigned char *dst, const void *src, size_t nbytes);
 
-// Copies the next `nbytes` from the cursor on to `dst`, in this member's staging buffer, prescaled.
-void shared_stage(struct executor *exec, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
+// Copies the next `nbytes` from the cursor on to `dst`, in this member's buffer, prescaled.
+void shared_copy_in(struct executor *exec, const struct reduction *reduction, struct span_cursor *cursor, unsigned char *dst,
                   size_t nbytes);
 
-// dst = postscale * reduction over all members' staging buffers of the block at `offset`, in rank order. own: this member's values,
-// if not in its staging buffer. dst may be own, or lie in the own staging buffer at the same offset.
-void shared_reduce(struct executor *exec, const struct group *group, const struct reduction *reduction, size_t block,
+// dst = postscale * reduction over all members' buffers of the block at `offset`, in rank order. own: this member's values,
+// if not in its buffer. dst may be own, or lie in the own buffer at the same offset.
+void shared_reduce(struct executor *exec, const struct pipeline *pipeline, const struct reduction *reduction, size_t block,
                    size_t offset, const unsigned char *own, unsigned char *dst, size_t nbytes);

@@ -46,6 +46,14 @@ void span_cursor_skip(struct span_cursor *cursor, size_t nbytes)
         ;
 }
 
+void span_list_cut(struct span_list *list, struct span_cursor *cursor, size_t nbytes)
+{
+    list->count = list->nbytes = 0;
+    for (size_t n; (n = span_cursor_next(cursor, nbytes - list->nbytes, &list->spans[list->count].src,
+                                         &list->spans[list->count].dst)); list->nbytes += n)
+        list->spans[list->count++].nbytes = n;
+}
+
 void span_pack(struct span_cursor *cursor, void *to, size_t nbytes)
 {
     const unsigned char *src;

@@ -37,7 +37,7 @@ static bool exchange_is_complete(const struct two_level *l)
     return l->ended < l->begun && (!running || running->is_complete);
 }
 
-// Pipelines of one staging slot run one after the other, those of an earlier execution first: tasks take a free staging slot in
+// Pipelines of one slot run one after the other, those of an earlier execution first: tasks take a free slot in
 // this order because they are advanced in it.
 static bool may_take_slot(const struct two_level *l) { return !l->local->users[l->slot] || l->local->users[l->slot] == l; }
 
@@ -92,7 +92,7 @@ static void begin_stage(struct executor *exec, struct two_level *l)
 static bool advance_pieces(struct executor *exec, struct two_level *l)
 {
     struct task *task = &l->task;
-    const size_t step = l->nbytes < HOST_STAGING_BUFFER_BYTES ? l->nbytes : HOST_STAGING_BUFFER_BYTES;
+    const size_t step = l->nbytes < SHM_BUFFER_BYTES ? l->nbytes : SHM_BUFFER_BYTES;
     bool progress = false;
     task->awaited = -1;
     if (may_take_slot(l))
@@ -169,7 +169,7 @@ void *two_level_create(struct executor *exec, size_t size, const struct two_leve
     *l = (struct two_level){
         .task = {.execution = exec->connections.started, .advance = advance, .can_advance = can_advance, .destroy = destroy},
         .sent = exec->sent, .network = exec->network,
-        .ops = ops, .local = local, .slot = 1 + (int)(exec->connections.started % (HOST_STAGING_SLOTS - 1)),
+        .ops = ops, .local = local, .slot = 1 + (int)(exec->connections.started % (SHM_SLOTS - 1)),
         .nbytes = nbytes, .count = count, .depth = depth, .inter_hosts = inter_hosts,
     };
     return l;

@@ -15,8 +15,8 @@ int64_t executor_gpu_timeout_ns(const struct executor *exec) { return GPU_TIMEOU
 static uint32_t host_activity(const struct executor *exec)
 {
     uint32_t sum = 0;
-    for (int i = 0; i < exec->connections.host.ranks; i++)
-        sum += atomic_load_explicit(&shm_segment_doorbell(&exec->connections.host, i)->activity, memory_order_relaxed);
+    for (int i = 0; i < exec->connections.shm.ranks; i++)
+        sum += atomic_load_explicit(&shm_segment_doorbell(&exec->connections.shm, i)->activity, memory_order_relaxed);
     return sum;
 }
 

@@ -4,7 +4,6 @@
 #include "kernel/rotated.h"
 
 enum {
-    THREADS = 256,                      // per block
     PER_BLOCK = 4096,                   // elements of a segment that one block of threads encodes or decodes
     RANGE_BYTES = 24,                   // of minmax_uint8_ranges, per block
     SUMS_BYTES = SEGMENTS_MAX_COUNT / CODEC_SUMS_BLOCK * (int)sizeof(double),   // of sign_encode, per segment
@@ -19,7 +18,7 @@ struct codec_kernels {
 
 #define SIGN_KERNELS                                                                                    \
     {NONE, BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE,                   \
-     BHVD_DEVICE_SIGN_DECODE_SUM, BHVD_DEVICE_SIGN_DECODE_ADD, THREADS / CODEC_SUMS * CODEC_SUMS_BLOCK}
+     BHVD_DEVICE_SIGN_DECODE_SUM, BHVD_DEVICE_SIGN_DECODE_ADD, DEVICE_THREADS / CODEC_SUMS * CODEC_SUMS_BLOCK}
 
 #define ROTATED_KERNELS(bits)                                                                           \
     {NONE, BHVD_DEVICE_ROTATED_ENCODE, BHVD_DEVICE_ROTATED_HEADER, BHVD_DEVICE_ROTATED_DECODE,          \
@@ -43,7 +42,7 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
 {
     const struct codec_kernels *kernels = &KERNELS[codec];
     const int needed[] = {kernels->first, kernels->encode, kernels->last, kernels->decode, kernels->decode_sum,
-                          kernels->decode_add, kernels->reencode, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL,
+                          kernels->decode_add, kernels->reencode, BHVD_DEVICE_FEED_RESIDUAL, BHVD_DEVICE_UPDATE_RESIDUAL,
                           BHVD_DEVICE_SCALE, BHVD_DEVICE_MIX};
     bool has = device_encoder_supports(codec, dtype);
     for (size_t i = 0; i < sizeof needed / sizeof needed[0] && has; i++)
@@ -149,27 +148,27 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
     uint64_t count = encoding->layout->cut.count;
     const void *values = encoding->values;
     void *vector = NULL, *rounded = NULL;
-    float *residual = encoding->residual;
+    float *new_residual = encoding->new_residual;
     double prescale = encoding->prescale;
     int code = 0;
-    if (prescale != 1.0 || residual)
+    if (prescale != 1.0 || new_residual)
         code = device_scratch_acquire(scratch, count * e->host.element, &vector);
     if (!code && prescale != 1.0) {
         void *params[] = {&vector, &values, &prescale, &count};
         code = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
         values = vector;
     }
-    if (!code && residual) {
-        const float *error = encoding->error;
-        void *params[] = {&residual, &rounded, &error, &values, &count};
+    if (!code && new_residual) {
+        const float *residual = encoding->residual;
+        void *params[] = {&new_residual, &rounded, &residual, &values, &count};
         rounded = e->host.dtype == BHVD_FLOAT32 ? NULL : vector;
-        code = launch_over(e, BHVD_DEVICE_FEED_ERROR, count, params, scratch->stream);
-        values = rounded ? rounded : residual;
+        code = launch_over(e, BHVD_DEVICE_FEED_RESIDUAL, count, params, scratch->stream);
+        values = rounded ? rounded : new_residual;
     }
     if (!code)
         code = launch_codec(e, encoding, values, scratch);
-    if (!code && residual) {
-        void *params[] = {&residual, &vector, &count};
+    if (!code && new_residual) {
+        void *params[] = {&new_residual, &vector, &count};
         code = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
         if (!code)
             code = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);

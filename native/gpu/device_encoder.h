@@ -1,5 +1,5 @@
 // The codecs on a GPU: encode whole vectors with error feedback, decode them, and compute means of several ranks' codes, by
-// launches of native/device/kernels.cu. Codes, values and errors are bit-equal to those that encoder.h computes on the CPU.
+// launches of native/device/kernels.cu. Codes, values and residuals are bit-equal to those that encoder.h computes on the CPU.
 //
 // All work is put on a stream; the host never waits. All int results: 0, or the driver's code.
 #pragma once
@@ -38,13 +38,13 @@ struct encoding {
     void *codes;
     const void *values;                 // layout->cut.count elements
     double prescale;                    // of the values
-    const float *error;                 // one per element; NULL: no error feedback
-    float *residual;                    // the new errors, in other memory
+    const float *residual;              // one per element; NULL: no error feedback
+    float *new_residual;                // in other memory
     enum encoder_pass pass;
     uint64_t begin;                     // offset of the vector in the operation's, in elements
 };
 
-// codes = Q(prescale * values + error); residual = prescale * values + error - D(codes)
+// codes = Q(prescale * values + residual); new_residual = prescale * values + residual - D(codes)
 int device_encoder_encode(const struct device_encoder *e, const struct encoding *encoding, struct device_scratch *scratch);
 // values = D(codes)
 int device_encoder_decode(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
@@ -59,7 +59,7 @@ int device_encoder_mix(const struct device_encoder *e, void *dst, const void *va
 int device_encoder_mean(const struct device_encoder *e, const struct code_layout *layout, void *values, const void *codes,
                         uint64_t stride, uint64_t ranks, double factor, void *stream);
 // Whether the codec has a transform (kernel/kernel.h): then such a mean is encoded from its coefficients, without error feedback;
-// the values and errors of the encoding are not used.
+// the values and residuals of the encoding are not used.
 bool device_encoder_reencodes(const struct device_encoder *e);
 int device_encoder_reencode(const struct device_encoder *e, const struct encoding *encoding, const void *codes, uint64_t stride,
                             uint64_t ranks, double factor, void *stream);

@@ -102,8 +102,8 @@ static struct member member_of(const struct collective *coll, int two_level)
     for (int type = 0; type < DEVICE_TYPES; type++)
         member.scales &= device_kernel(device, BHVD_DEVICE_SCALE, type) != NULL;
     member.encodes = member.scales;
-    for (int i = 0; i < (BHVD_DEVICE_KERNEL_COUNT - BHVD_DEVICE_FEED_ERROR) * DEVICE_TYPES; i++)
-        member.encodes &= device_kernel(device, BHVD_DEVICE_FEED_ERROR + i / DEVICE_TYPES, i % DEVICE_TYPES) != NULL;
+    for (int i = 0; i < (BHVD_DEVICE_KERNEL_COUNT - BHVD_DEVICE_FEED_RESIDUAL) * DEVICE_TYPES; i++)
+        member.encodes &= device_kernel(device, BHVD_DEVICE_FEED_RESIDUAL + i / DEVICE_TYPES, i % DEVICE_TYPES) != NULL;
     return member;
 }
 

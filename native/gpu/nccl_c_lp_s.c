@@ -1,5 +1,5 @@
 // C_LP_S by NCCL (formulas: primitive/c_lp_s.c): the GPU encodes, exchanges, averages, encodes again and decodes. Everything is put
-// on the stream; codes, results and errors are bit-equal to the CPU's.
+// on the stream; codes, results and residuals are bit-equal to the CPU's.
 #include <stdlib.h>
 
 #include "gpu/device_copy.h"
@@ -11,7 +11,7 @@ struct coded_execution {
     const struct collective *coll;
     struct device_encoder encoder;
     struct code_layout layout;
-    struct device_buffer *worker_residual, *server_residual;  // the new errors; NULL: no error feedback
+    struct device_buffer *worker_residual, *server_residual;  // the new ones; NULL: no error feedback
 };
 
 // One code for each rank of the set is sent, or received: nbytes[i] bytes at distance `stride`; stride 0: the same code for all. A
@@ -130,7 +130,7 @@ static bhvd_status copy_to_host(struct nccl_execution *x, struct collective *col
     return status;
 }
 
-// The new errors replace the old ones once the operation has been enqueued.
+// The new residuals replace the old ones once the operation has been enqueued.
 static void keep(struct coded_execution *c, struct bhvd_device_array *device_copy, struct device_buffer *residual,
                  bhvd_status status)
 {

@@ -30,7 +30,7 @@ struct allreduce {
 };
 
 // A part of the vector: equal shards, one after the other. While one piece is on the wire, the GPU works on the next.
-struct piece {
+struct gpu_piece {
     unsigned char *at;
     size_t shard;                       // bytes
     struct device_buffer *pinned;       // NULL: this member owns no shard, and does not communicate with other hosts
@@ -52,15 +52,15 @@ size_t nccl_two_level_nbytes(const struct hierarchy *h, size_t nbytes)
 }
 
 // Two pinned buffers alternate. In stream order, `begin` uses a buffer after the `end` of two pieces before.
-static struct piece piece_of(const struct hierarchy *h, const struct allreduce *all, struct device_buffer *const *pinned,
+static struct gpu_piece piece_of(const struct hierarchy *h, const struct allreduce *all, struct device_buffer *const *pinned,
                              size_t number)
 {
     const size_t begin = number * longest_piece(h);
-    return (struct piece){all->vector + begin, shard_of(h, all->nbytes - begin), pinned[number % 2]};
+    return (struct gpu_piece){all->vector + begin, shard_of(h, all->nbytes - begin), pinned[number % 2]};
 }
 
 // Reduces within the host, to the shard at its owner, and copies that to pinned memory, marked.
-static bhvd_status begin(struct nccl_execution *x, const struct allreduce *all, const struct piece *piece)
+static bhvd_status begin(struct nccl_execution *x, const struct allreduce *all, const struct gpu_piece *piece)
 {
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
     unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
@@ -69,7 +69,7 @@ static bhvd_status begin(struct nccl_execution *x, const struct allreduce *all, 
 }
 
 // Owners only: reduces the shard across hosts, in pinned memory.
-static bhvd_status exchange(struct nccl_execution *x, const struct allreduce *all, const struct piece *piece)
+static bhvd_status exchange(struct nccl_execution *x, const struct allreduce *all, const struct gpu_piece *piece)
 {
     bhvd_status status = nccl_execution_wait(x, piece->pinned->ready);
     struct span span = {piece->pinned->data, piece->pinned->data, piece->shard};
@@ -81,7 +81,7 @@ static bhvd_status exchange(struct nccl_execution *x, const struct allreduce *al
     return plan_execute(x->exec, &plan);
 }
 
-static bhvd_status end(struct nccl_execution *x, const struct piece *piece)
+static bhvd_status end(struct nccl_execution *x, const struct gpu_piece *piece)
 {
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
     unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
@@ -100,11 +100,11 @@ bhvd_status nccl_two_level_allreduce(struct nccl_execution *x, bhvd_op op, const
     all.across.prescale = 1.0;
     for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
         status = nccl_execution_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
-    struct piece next = piece_of(h, &all, pinned, 0);
+    struct gpu_piece next = piece_of(h, &all, pinned, 0);
     if (!status)
         status = begin(x, &all, &next);
     for (size_t number = 0; number < count && !status; number++) {
-        const struct piece piece = next;
+        const struct gpu_piece piece = next;
         if (number + 1 < count) {
             next = piece_of(h, &all, pinned, number + 1);
             status = begin(x, &all, &next);

@@ -76,13 +76,13 @@ int staged_codes_unpack(const struct collective *coll, struct device_scratch *sc
 
 // ------------------------------------------------------------------------------------------------- posted and ended
 
-// Also keeps the elements beyond the vector: a device copy has the size of the longest chunk's errors.
+// Also keeps the elements beyond the vector: a device copy has the size of the longest chunk's residuals.
 static int keep_rest(const struct encoding *encoding, const struct bhvd_device_array *device_copy, struct device_scratch *scratch)
 {
     const size_t count = encoding->layout->cut.count;
     if (device_copy->count <= count)
         return 0;
-    return scratch->device->ops->copy(scratch->device, encoding->residual + count, encoding->error + count,
+    return scratch->device->ops->copy(scratch->device, encoding->new_residual + count, encoding->residual + count,
                                       (device_copy->count - count) * sizeof(float), scratch->stream);
 }
 
@@ -92,14 +92,14 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
     struct bhvd_device *device = scratch->device;
     if (!device_copy)
         return device_encoder_encode(encoder, encoding, scratch);
-    float *error;
-    int code = device_copy_use(device_copy, device, scratch->stream, &error);
+    float *old;
+    int code = device_copy_use(device_copy, device, scratch->stream, &old);
     if (!code)
         code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
     if (code)
         return code;
-    encoding->error = error;
-    encoding->residual = (float *)(void *)(*residual)->data;
+    encoding->residual = old;
+    encoding->new_residual = (float *)(void *)(*residual)->data;
     code = device_encoder_encode(encoder, encoding, scratch);
     if (!code)
         code = keep_rest(encoding, device_copy, scratch);
@@ -218,7 +218,7 @@ bhvd_status staged_codes_create(struct collective *coll, const struct kernel_tab
     return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
 }
 
-// The new errors replace the old ones.
+// The new residuals replace the old ones.
 static void update_residual(struct collective *coll)
 {
     struct staged_codes *codes = coll->staging->codes;

@@ -23,7 +23,7 @@ struct staged_codes {
     size_t results_nbytes;              // of `results`
     struct peers peers;                 // D_LP_S: the senders of `results`
     struct device_buffer *on_device;    // D_LP_S: own codes on the device, followed by memory for the peers'; else NULL
-    struct device_buffer *residual;     // the worker's new errors, valid when this has ended; NULL: no error feedback
+    struct device_buffer *residual;     // the worker's new residual, valid when this has ended; NULL: no error feedback
 };
 
 // Whether this operation can be done this way. is_hierarchical: it works between hosts only, on means that the CPU computes.
@@ -36,12 +36,12 @@ bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error);
 void staged_codes_destroy(struct collective *coll);  // before staging_destroy
 
 // These codes, as the primitives take them.
-static inline struct ready_codes staged_codes_ready(const struct staged_codes *codes)
+static inline struct gpu_codes staged_codes_on_gpu(const struct staged_codes *codes)
 {
-    return (struct ready_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
+    return (struct gpu_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
 }
 
-// Encodes with the errors of a device copy; *residual receives the new ones. device_copy NULL: no error feedback.
+// Encodes with the residuals of a device copy; *residual receives the new ones. device_copy NULL: no error feedback.
 int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,
                         struct device_buffer **residual, struct device_scratch *scratch);
 

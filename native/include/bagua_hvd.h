@@ -326,11 +326,11 @@ struct bhvd_args {
     struct bhvd_codec_options codec_options;
     int32_t blocking;               /* 1: the caller calls bhvd_wait next, so its own thread makes the progress */
     int32_t exchange;               /* c_lp_s: bhvd_exchange */
-    float *worker_error;            /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
-    float *server_error;            /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
+    float *worker_residual;         /* c_lp_s: error feedback, one float per element of all tensors; NULL: none */
+    float *server_residual;         /* c_lp_s: one float per element of one chunk, see bhvd_chunk_count; hierarchical: one
                                      * per element of all tensors; NULL: none; not used by the exchange ALLGATHER, which
                                      * encodes once */
-    bhvd_device_array *worker_copy;  /* device copies of worker_error and server_error, required by operations on a GPU, */
+    bhvd_device_array *worker_copy;  /* device copies of worker_residual and server_residual, required by operations on a GPU, */
     bhvd_device_array *server_copy;  /* which keep the values there. Pass an array's copy to every operation on that array */
     bhvd_device_array *replica_copies[3];   /* the same for replicas */
     double before[3];               /* d_lp_s: v = values + the sum of these times own, left and right, when not all are 0 */
@@ -447,7 +447,7 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
  * first have four variants: float32, float64, float16 and bfloat16. */
 typedef enum bhvd_device_kernel {
     BHVD_DEVICE_COPY_SPANS,
-    BHVD_DEVICE_SCALE, BHVD_DEVICE_FEED_ERROR, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_MIX,
+    BHVD_DEVICE_SCALE, BHVD_DEVICE_FEED_RESIDUAL, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_MIX,
     BHVD_DEVICE_MINMAX_UINT8_RANGES, BHVD_DEVICE_MINMAX_UINT8_ENCODE, BHVD_DEVICE_MINMAX_UINT8_DECODE,
     BHVD_DEVICE_MINMAX_UINT8_DECODE_ADD, BHVD_DEVICE_MINMAX_UINT8_DECODE_SUM,
     BHVD_DEVICE_SIGN_ENCODE, BHVD_DEVICE_SIGN_HEADER, BHVD_DEVICE_SIGN_DECODE, BHVD_DEVICE_SIGN_DECODE_ADD,

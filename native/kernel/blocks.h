@@ -21,8 +21,8 @@
 // Sources: blocks as in qgZ and qwZ of ZeRO++, Wang et al., arXiv:2306.10209, and LoCo, Xie et al., arXiv:2407.04480; float8 as
 // in Micikevicius et al., arXiv:2209.05433 (no infinities).
 //
-// Wire (see codec.h): a header, then t of each block, float32 or float64, then zeros up to a multiple of 32 bytes, then the codes
-// of each element, then zeros up to a multiple of 32 bytes. 8 bits: a byte each: q as int8; or sign, exponent and mantissa.
+// Code layout (codec.h): a header, then t of each block, float32 or float64, then zeros up to a multiple of 32 bytes, then each
+// element's code, then zeros up to a multiple of 32 bytes. 8 bits: a byte each: q as int8; or sign, exponent and mantissa.
 // 4 bits: 16 bytes for every 32 elements: byte j holds q of element j below, of j + 16 above; negative ones in two's complement.
 #pragma once
 

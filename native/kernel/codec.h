@@ -1,7 +1,7 @@
 // The header and padding of codes, common to all codecs. Plain C, also included by a CUDA file.
 //
-// Wire, one chunk: 32 bytes of header, then the codec's own content. The size of a code is bhvd_encoded_size, which both sides
-// compute from codec, dtype, count and options. Numbers are little endian.
+// Code layout of one chunk: 32 bytes of header, then the codec's own content. The size of a code is bhvd_encoded_size, which both
+// sides compute from codec, dtype, count and options. Numbers are little endian.
 //     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
 // Codecs float16, bfloat16 and float32 have no header: their codes are the elements.
 #pragma once

@@ -3,17 +3,10 @@
 
 #include <stdbool.h>
 
+#include "base/dtype.h"
 #include "kernel/kernel.h"
 
 enum { FLAT_BLOCK = 1024 };         // elements that stay in the cache while they are converted
-
-static inline size_t flat_count(const struct bhvd_tensor *tensor)
-{
-    size_t count = 1;
-    for (int d = 0; d < tensor->ndim; d++)
-        count *= (size_t)tensor->shape[d];
-    return count;
-}
 
 // Whether a vector of this dtype can hold the values of these tensors.
 bool flat_is_possible(const struct bhvd_tensor *tensors, size_t count, bhvd_dtype flat);
@@ -44,5 +37,5 @@ static inline void flat_store(const struct bhvd_tensor *tensor, size_t i, size_t
 
 // Iterates over every block of every tensor: tensor `t`, its elements i ... i + n - 1; the tensor begins at `at` in a flat vector.
 #define FOR_EACH_FLAT_BLOCK(tensors, count)                                                                   \
-    for (size_t t = 0, at = 0, of; t < (count) && (of = flat_count(&(tensors)[t]), true); at += of, t++)      \
+    for (size_t t = 0, at = 0, of; t < (count) && (of = tensor_elements(&(tensors)[t], 0), true); at += of, t++) \
         for (size_t i = 0, n; i < of && (n = of - i < FLAT_BLOCK ? of - i : FLAT_BLOCK); i += n)

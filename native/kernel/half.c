@@ -2,7 +2,7 @@
 // not overlap, except that the float32 copy may be in place.
 //
 // Each element is rounded to a 16-bit float, to nearest even. Numbers that are too large become infinities; infinities and NaNs
-// are kept. A float64 is rounded once, not through float32. Wire: the elements, without a header; an empty chunk has no bytes.
+// are kept. A float64 is rounded once, not through float32. Code layout: the elements, no header; an empty chunk has no bytes.
 #include "kernel/functions.h"
 #include "kernel/of_element.h"
 

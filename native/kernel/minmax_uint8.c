@@ -1,7 +1,6 @@
 // Codec minmax_uint8: the definitions. Formula and layout: minmax_uint8.h; loops: minmax_uint8_loops.h.
 #include "kernel/minmax_uint8.h"
 
-
 #define LOOPS "kernel/minmax_uint8_loops.h"
 #include "kernel/for_each_element.h"
 

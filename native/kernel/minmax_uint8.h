@@ -19,7 +19,7 @@
 // - Levels beyond 2^24 (offset data: mx/(mx - mn) large) are no longer all floats; lb is rounded then, and q is clamped
 //   to 0..255 after the subtraction, which for smaller levels is the same as clamping to lb..ub before it.
 //
-// Wire (see codec.h): a header, then count codes of one byte, then zeros up to a multiple of 32 bytes.
+// Code layout (codec.h): a header, then count codes of one byte, then zeros up to a multiple of 32 bytes.
 //     0: mn, as an element    sizeof(element): mx
 // mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0.
 #pragma once

@@ -20,7 +20,7 @@ bhvd_status bhvd_pack(const struct bhvd_tensor *tensors, size_t count, bhvd_dtyp
     if (!flat_is_possible(tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
-        const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        const size_t n = tensor_elements(&tensors[t], 0), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(to, tensors[t].src, nbytes);
         else if (n)
@@ -36,7 +36,7 @@ bhvd_status bhvd_unpack(const struct bhvd_tensor *tensors, size_t count, bhvd_dt
     if (!flat_is_possible(tensors, count, flat))
         return BHVD_ERR_UNSUPPORTED;
     for (size_t t = 0; t < count; t++) {
-        const size_t n = flat_count(&tensors[t]), nbytes = n * bhvd_dtype_size(flat);
+        const size_t n = tensor_elements(&tensors[t], 0), nbytes = n * bhvd_dtype_size(flat);
         if (n && tensors[t].dtype == (int32_t)flat)
             memcpy(tensors[t].dst, from, nbytes);
         else if (n)

@@ -29,7 +29,7 @@
 // Elements of a block: options.parameter, 256, 512, 1024 or 2048. The last block has the smallest power of two, from 256 on, that
 // holds the rest, padded with zeros.
 //
-// Wire (see codec.h): a header, then t for each block, float32, then zeros up to a multiple of 32 bytes, then the blocks' codes.
+// Code layout (codec.h): a header, then t for each block, float32, then zeros up to a multiple of 32 bytes, then the blocks' codes.
 //     0..7: the key
 // Each 256 elements are `bits` parts of 32 bytes: 16 words of 16 bits. A part of b-bit numbers holds 256 / b elements: element 16 k
 // + j in the bits from b k on of word j. Numbers: q, with the sign above it. 3 bits: q in two parts of 2 bits each, then the signs

@@ -1,7 +1,6 @@
 // Codecs sign and sign_rms: the definitions. Formula and layout: sign.h; loops: sign_loops.h.
 #include "kernel/sign.h"
 
-
 #define LOOPS "kernel/sign_loops.h"
 #include "kernel/for_each_element.h"
 

@@ -9,7 +9,7 @@
 //
 // Sources: sign, EF-signSGD, Karimireddy et al., arXiv:1901.09847; sign_rms, 1-bit Adam, Tang et al., arXiv:2102.02888.
 //
-// Wire (see codec.h): a header, then the bits, element i at bit i mod 8 of byte i / 8, 1 for negative, then zeros up to
+// Code layout (codec.h): a header, then the bits, element i at bit i mod 8 of byte i / 8, 1 for negative, then zeros up to
 // a multiple of 32 bytes.
 //     0: a, float32 or float64
 #pragma once

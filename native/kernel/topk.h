@@ -12,7 +12,7 @@
 //
 // Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
 //
-// Wire (see codec.h): a header, then k indices, uint32, rising, then the k elements in the same order.
+// Code layout (codec.h): a header, then k indices, uint32, rising, then the k elements in the same order.
 #pragma once
 
 #include <math.h>
@@ -28,7 +28,7 @@ enum {
     TOPK_BINS = 1 << TOPK_DIGIT_BITS,
     TOPK_BLOCK = 32,                    // elements that are compared together
     TOPK_SAMPLE = 4096,                 // elements
-    TOPK_RUN = 8,                       // sampled elements are in runs of this length: fewer cache lines are read
+    TOPK_CHUNK = 8,                     // sampled elements are in chunks of this length: fewer cache lines are read
     TOPK_CANDIDATES_FROM = 8 * TOPK_SAMPLE,     // elements, from which on sampling for candidates pays
     TOPK_BATCH = 256                    // blocks
 };
@@ -217,9 +217,9 @@ INLINE void topk_list(struct topk_selection *of, size_t k)
         return;
     char sample[TOPK_SAMPLE * sizeof(uint64_t)];
     uint32_t ties;
-    const size_t apart = of->count / (TOPK_SAMPLE / TOPK_RUN);
-    for (size_t run = 0; run < TOPK_SAMPLE / TOPK_RUN; run++)
-        memcpy(sample + run * TOPK_RUN * element->size, of->src + run * apart * element->size, TOPK_RUN * element->size);
+    const size_t apart = of->count / (TOPK_SAMPLE / TOPK_CHUNK);
+    for (size_t chunk = 0; chunk < TOPK_SAMPLE / TOPK_CHUNK; chunk++)
+        memcpy(sample + chunk * TOPK_CHUNK * element->size, of->src + chunk * apart * element->size, TOPK_CHUNK * element->size);
     const struct topk_selection of_sample = {.src = sample, .count = TOPK_SAMPLE, .element = element};
     const uint64_t guess = topk_threshold(&of_sample, (size_t)most, &ties);
     const size_t capacity = (size_t)(1.5 * most / TOPK_SAMPLE * (double)of->count) + 2 * TOPK_BLOCK;

@@ -11,7 +11,7 @@
 // Source: SparseLoCo, Sarfi et al., arXiv:2508.15706, has 2 bits for each value; indices by Elias and Fano, as Vigna,
 // Quasi-succinct indices, WSDM 2013.  Differs: two magnitudes for a chunk.
 //
-// Wire (see codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each beginning at a byte:
+// Code layout (codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each beginning at a byte:
 //     k + ((d - 1) >> l) bits     bit (i >> l) + j is set for the index i of kept element j; l is the largest with
 //                                 k 2^l <= d, 0 if there is none
 //     k l bits                    the l low bits of each index

@@ -10,10 +10,10 @@
 // float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
 // Chunks are encoded in segments (encoder.h): while one is encoded, another is sent to the owners, and the mean of a third is sent
 // back (coded_schedules.h). In place is safe: a segment is written only after it has been sent.
-// Wire: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
+// Cost: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; nothing is quantized again.
-// Wire: (n-1) |Q(N)| bytes each way per rank.
+// Cost: (n-1) |Q(N)| bytes each way per rank.
 //
 // A codec may quantize coefficients of a transform (kernel/rotated.h); codes of ranks with the same seed then have the same
 // transform, and their coefficients are summed. SCATTER_GATHER encodes this sum directly, without rounding it to the dtype, unless
@@ -22,7 +22,7 @@
 // Hierarchical: the ranks are hosts, and x is the host's mean, weighted by its number of ranks if hosts differ in it. Every shard
 // of the vector (executor/hierarchy.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the
 // elements.
-// Wire: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
+// Cost: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
 #include "executor/hierarchy.h"
 #include "primitive/coded.h"
 
@@ -30,11 +30,11 @@ struct c_lp_s {
     struct executor *exec;
     struct encoder encoder;
     struct codes codes;
-    struct span_list list;              // values and destinations; empty for ready codes
+    struct span_list list;              // values and destinations; empty if a GPU encoded them
     int size, rank;
     size_t begin;                       // offset in the operation's vector in elements, for seeds
     double prescale, factor;            // factor: multiplies the sum
-    float *worker_error, *server_error;
+    float *worker_residual, *server_residual;
 };
 
 // Scratch memory of one step.
@@ -71,7 +71,7 @@ static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned c
         x->exec->kernels.scale[x->encoder.dtype](x->encoder.value, value, x->prescale, count);
         value = x->encoder.value;
     }
-    encoder_encode(&x->encoder, code, value, count, x->worker_error ? x->worker_error + begin : NULL, ENCODER_VALUES,
+    encoder_encode(&x->encoder, code, value, count, x->worker_residual ? x->worker_residual + begin : NULL, ENCODER_VALUES,
                    x->begin + begin);
 }
 
@@ -111,7 +111,7 @@ static void reencode(struct c_lp_s *x, const struct byte_range *values, float *s
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
     const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
-    if (of.transform && !x->server_error) {
+    if (of.transform && !x->server_residual) {
         of.transform->encode(code, sum, count, of.like, &x->encoder.options);
         return;
     }
@@ -120,7 +120,7 @@ static void reencode(struct c_lp_s *x, const struct byte_range *values, float *s
         end_sum(x, x->encoder.value, sum, of, count);
         mean = x->encoder.value;
     }
-    encoder_encode(&x->encoder, code, mean, count, x->server_error ? x->server_error + (begin - chunk) : NULL, ENCODER_MEAN,
+    encoder_encode(&x->encoder, code, mean, count, x->server_residual ? x->server_residual + (begin - chunk) : NULL, ENCODER_MEAN,
                    x->begin + begin);
 }
 
@@ -152,7 +152,7 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
 
 // Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the executor has failed.
 static struct c_lp_s *plan_among(struct executor *exec, const struct group *group, const struct collective *coll, size_t nbytes,
-                                 const struct ready_codes *ready, struct span_list *list, struct plan *plan)
+                                 const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
     struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
@@ -168,11 +168,11 @@ static struct c_lp_s *plan_among(struct executor *exec, const struct group *grou
         .rank = group->rank,
         .prescale = coll->prescale_factor,
         .factor = collective_sum_factor(coll, group->size),
-        .worker_error = coll->worker_error,
-        .server_error = coll->server_error,
+        .worker_residual = coll->worker_residual,
+        .server_residual = coll->server_residual,
     };
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x};
-    coded_plan(plan, &x->codes, scatters ? n : 1, n, &exec->network, ready);
+    coded_plan(plan, &x->codes, scatters ? n : 1, n, &exec->network, gpu);
     if (scatters)
         schedule_scatter_gather(plan_begin(plan, group), &x->codes);
     else
@@ -195,10 +195,10 @@ static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, 
         return exec->failure.status;
     x->begin = begin;
     x->prescale = 1.0;                          // the prescale is applied within hosts
-    if (x->worker_error)
-        x->worker_error += begin;
-    if (x->server_error && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
-        x->server_error += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
+    if (x->worker_residual)
+        x->worker_residual += begin;
+    if (x->server_residual && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        x->server_residual += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
     return BHVD_OK;
 }
 
@@ -211,21 +211,21 @@ static bhvd_status among_hosts(struct executor *exec, struct group *group, struc
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
     const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
-    bhvd_status status = hierarchical_plan(plan, exec, group, &within, list, &stage);
+    bhvd_status status = two_level_shards_plan(plan, exec, group, &within, list, &stage);
     if (!status)
         plan->task->exclusive_memory = collective_exclusive_memory(coll);
     return status;
 }
 
-bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan)
 {
     struct span_list list = {0};
-    bhvd_status status = ready ? BHVD_OK : primitive_spans(exec, coll, &list);
+    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, coll, &list);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = among_hosts(exec, group, coll, &list, plan);
     } else if (!status && collective_nbytes(coll)) {
-        if (plan_among(exec, group, coll, collective_nbytes(coll), ready, &list, plan))
+        if (plan_among(exec, group, coll, collective_nbytes(coll), gpu, &list, plan))
             plan->operands.exclusive_memory = collective_exclusive_memory(coll);
         else
             status = exec->failure.status;

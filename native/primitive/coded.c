@@ -9,16 +9,16 @@ struct codes coded_of(const struct collective *coll, size_t nbytes, size_t chunk
 }
 
 void coded_plan(struct plan *plan, struct codes *codes, size_t own, size_t received, const struct network_cost *network,
-                const struct ready_codes *ready)
+                const struct gpu_codes *gpu)
 {
     codes_in_scratch(codes, own, received, network);
-    if (!ready)
+    if (!gpu)
         return;
     codes->encodes = codes->decodes = false;
-    codes->own = (struct code_lay){INPUT_BUFFER, 0, ready->each, ready->segment, false};
-    codes->results = (struct code_lay){OUTPUT_BUFFER, 0, ready->each, ready->segment, false};
-    plan->operands.input = ready->own;
-    plan->operands.output = ready->results;
+    codes->own = (struct code_lay){INPUT_BUFFER, 0, gpu->each, gpu->segment, false};
+    codes->results = (struct code_lay){OUTPUT_BUFFER, 0, gpu->each, gpu->segment, false};
+    plan->operands.input = gpu->own;
+    plan->operands.output = gpu->results;
 }
 
 unsigned char *coded_scratch(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t nbytes)

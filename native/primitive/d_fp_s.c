@@ -10,7 +10,7 @@
 //
 // The vector is sent in segments; a few are on the wire while one is averaged (coded_schedules.h). In place is safe: a segment
 // is written only after it has been sent.
-// Wire: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
+// Cost: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
 #include "executor/hierarchy.h"
 #include "primitive/coded_schedules.h"
@@ -187,7 +187,7 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
     const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
     const int members = several ? group->hierarchy->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? hierarchical_plan(out, exec, group, &mean, list, &stage) : allreduce_shared(exec, group, &mean, list);
+    return several ? two_level_shards_plan(out, exec, group, &mean, list, &stage) : allreduce_shared(exec, group, &mean, list);
 }
 
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)

@@ -16,7 +16,7 @@
 // The brackets are computed in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
 // v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded_schedules.h).
-// Wire: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
+// Cost: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // If a GPU encodes v when it is posted, and decodes when this has ended (gpu/staged_codes.h), this file handles only codes.
 //
@@ -24,7 +24,7 @@
 // first member, its leader, encodes and exchanges; it passes the codes that it has sent and received to the others, who decode the
 // same bytes. A neighbor with fewer members gets a smaller weight in both mixes, as in peers.h: its replica R is replaced by own +
 // min(1, s_p / s_i) (R - own), if own is kept. So a formula that keeps the mean of equal hosts keeps the mean over all ranks.
-// Wire: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
+// Cost: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include <string.h>
 
 #include "collective/pipelines.h"
@@ -166,7 +166,7 @@ static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *c
 
 // Takes ownership of the list.
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
-                              const struct ready_codes *ready, struct span_list *list, struct plan *plan)
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
     struct d_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
@@ -175,7 +175,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     x->list = x->results = plan->list;
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
                                        .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, 1, (size_t)x->peers.count, &exec->network, ready);
+    coded_plan(plan, &x->codes, 1, (size_t)x->peers.count, &exec->network, gpu);
     schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
     return BHVD_OK;
 }
@@ -198,7 +198,7 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
 
 // A segment, from when the host's mean of it is made until all members have combined its codes. codes: the own one, then those of
 // the peers, which the leader makes and receives.
-struct piece {
+struct ring_piece {
     struct d_lp_s x;
     struct span mean;
     unsigned char *codes;
@@ -215,32 +215,27 @@ struct host_ring {
     size_t code_nbytes;                 // bytes of a code, at most
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline distributing;
-    struct piece pieces[PIECES];
+    struct ring_piece pieces[PIECES];
 };
 
-static struct piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
+static struct ring_piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
 
 static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
-    struct piece *piece = piece_at(ring, number);
+    struct ring_piece *piece = piece_at(ring, number);
     const size_t element = ring->all.codes.element;
     const struct segment_part part = segments_part(&ring->all.codes.cut, 0, number);
     struct span_cursor cursor = span_cursor_at(&ring->all.list, part.begin * element);
-    struct span *next = ring->list.spans;
-    unsigned char *unused, *mean = piece->mean.dst;
+    unsigned char *mean = piece->mean.dst;
     piece->x = ring->all;
     piece->x.begin = part.begin;
     piece->x.codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
     piece->mean.nbytes = part.count * element;
     piece->x.list = (struct span_list){&piece->mean, 1, 1, piece->mean.nbytes};
-    for (size_t left = piece->mean.nbytes, n; (n = span_cursor_next(&cursor, left, &next->src, &unused)); left -= n, next++) {
-        next->dst = mean;
-        next->nbytes = n;
-        mean += n;
-    }
-    ring->list.count = (size_t)(next - ring->list.spans);
-    ring->list.nbytes = piece->mean.nbytes;
+    span_list_cut(&ring->list, &cursor, piece->mean.nbytes);
+    for (size_t i = 0; i < ring->list.count; mean += ring->list.spans[i++].nbytes)
+        ring->list.spans[i].dst = mean;
     allreduce_begin(&ring->reducing, exec, l->local, l->slot, &ring->mean, &ring->list);
     return &ring->reducing.pipeline;
 }
@@ -248,7 +243,7 @@ static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_
 static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
 {
     struct host_ring *ring = (struct host_ring *)l;
-    struct piece *piece = piece_at(ring, number);
+    struct ring_piece *piece = piece_at(ring, number);
     (void)exec;
     if (l->local->rank)
         return BHVD_OK;
@@ -271,7 +266,7 @@ static struct pipeline *distribute(struct executor *exec, struct two_level *l, s
 static void end(struct executor *exec, struct two_level *l, size_t number)
 {
     struct host_ring *ring = (struct host_ring *)l;
-    struct piece *piece = piece_at(ring, number);
+    struct ring_piece *piece = piece_at(ring, number);
     (void)exec;
     combine(&piece->x, &(struct byte_range){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
 }
@@ -332,19 +327,17 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
 
 // --------------------------------------------------------------------------------------------------------------------
 
-bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
     bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
-    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
-        if (!span_list_add(&list, &coll->tensors[t]))
-            status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
-    }
+    if (!status)
+        status = primitive_spans(exec, coll, &list);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && list.nbytes) {
-        status = plan_among(exec, group, coll, ready, &list, plan);
+        status = plan_among(exec, group, coll, gpu, &list, plan);
     }
     span_list_fini(&list);
     return status;

@@ -43,9 +43,9 @@ void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count
 // Bytes of a segment's code, rounded up to whole cache lines, to lay out buffers.
 size_t encoder_stride(const struct encoder *e, size_t count);
 
-// code = Q(value + error); error = value + error - D(code). error NULL: code = Q(value). value may be e->value.
+// code = Q(value + residual); residual = value + residual - D(code). residual NULL: code = Q(value). value may be e->value.
 // begin: offset of the segment in the vector, in elements.
-void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *error,
+void encoder_encode(const struct encoder *e, unsigned char *code, const void *value, size_t count, float *residual,
                     enum encoder_pass pass, size_t begin);
 
 // Mixed with the offset of each segment to get its seed.

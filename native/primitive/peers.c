@@ -1,5 +1,7 @@
 #include "primitive/peers.h"
 
+#include "collective/schedules.h"
+
 static int shift_one(int n, int i, int round)
 {
     if (n % 2)
@@ -10,10 +12,7 @@ static int shift_one(int n, int i, int round)
 
 static int exponential(int n, int i, int round)
 {
-    int rounds = 1;
-    while (rounds < 30 && 1 << rounds < n)
-        rounds++;
-    const int peer = i ^ 1 << round % rounds;
+    const int peer = i ^ 1 << round % (n > 1 ? doubling_rounds(n) : 1);
     return peer < n ? peer : i;
 }
 

@@ -1,5 +1,5 @@
 // The peers of the decentralized primitives: pure functions of the topology, the number of participants n, the own position and the
-// round, so that all ranks compute the same schedule without communication.
+// round, so that all ranks compute the same pairing without communication.
 //
 //     SHIFT_ONE, n even   h = n/2; the lower half is paired with the upper one, shifted by one more position in every round:
 //                         p(i) = h + (round + i) mod h  for i < h,    p(i) = (i - h - round) mod h  else
@@ -18,7 +18,7 @@
 //     pairs       (s_i x_i + s_p x_p) / (s_i + s_p)
 //     RING        x_i + sum_p 1/3 min(1, s_p / s_i) (x_p - x_i)       s_i W_ip = s_p W_pi (Metropolis), W_ii >= 1/3
 //
-// p(p(i)) = i always: both sides of a pair name each other. Source of the even schedule: Gan et al., BAGUA,
+// p(p(i)) = i always: both sides of a pair name each other. Source of the even pairing: Gan et al., BAGUA,
 // arXiv:2107.01499, whose decentralized algorithm does not take odd n. Of EXPONENTIAL: Ying et al., arXiv:2110.13363, whose
 // one-peer graph is directed (i sends to i + 2^k); pairs keep the mean without weights.
 #pragma once

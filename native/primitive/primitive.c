@@ -9,7 +9,7 @@ bhvd_status primitive_spans(struct executor *exec, struct collective *coll, stru
 {
     for (size_t t = 0; t < coll->tensor_count; t++) {
         struct tensor *tensor = &coll->tensors[t];
-        if (executor_allocate_result(exec, tensor, tensor->dim0))
+        if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
             return exec->failure.status;
         if (!span_list_add(list, tensor))
             return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
@@ -63,7 +63,7 @@ bhvd_status primitive_check_hosts(const struct executor *exec, const struct grou
             if (host_of[group->ranks[i]] == host_of[group->ranks[j]])
                 return error_set(error, BHVD_ERR_UNSUPPORTED,
                                  "process set %d has no shared memory of its own, which hierarchical needs: only the first "
-                                 "%d sets of a job have", group->id, HOST_AREAS);
+                                 "%d sets of a job have", group->id, SHM_AREAS);
         }
     }
     return BHVD_OK;

@@ -11,8 +11,8 @@
 #include "executor/collective.h"
 #include "executor/plan.h"
 
-// The operation's tensors as one vector. Allocates results for which the caller gave no memory. list: must be empty; end it with
-// span_list_fini, on errors too.
+// The operation's tensors as one vector. Allocates results for which the caller gave no memory; d_lp_s may have none. list: must be
+// empty; end it with span_list_fini, on errors too.
 bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list);
 
 // Whether such an operation is two-level in this group. It is if some host holds several members with shared memory (two ranks over
@@ -37,15 +37,15 @@ bhvd_status primitive_shard(struct executor *exec, const struct span_list *shard
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s
 // is at offset k each + s segment. In `own`, k is the chunk if there are several. In `results`, k is the chunk (C_LP_S by owners),
 // the rank (C_LP_S of all) or the index of the peer (D_LP_S).
-struct ready_codes {
+struct gpu_codes {
     unsigned char *own, *results;
     size_t each, segment;
 };
 
 // An operation that can run beside other executions is only planned; any other is executed.
-bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan);
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan,
                    struct bhvd_error *error);
-bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct ready_codes *ready,
+bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan, struct bhvd_error *error);

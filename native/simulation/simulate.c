@@ -1,6 +1,4 @@
 // Runs the simulator on allreduces and primitives between hosts, optionally with negotiation.
-#include <stdlib.h>
-
 #include "base/status.h"
 #include "collective/collectives.h"
 #include "core/negotiation/inline_payload.h"

@@ -22,7 +22,7 @@ struct event {
 };
 
 // The state of one step.
-struct step_state {
+struct simulated_step {
     int waits, first, next[STEP_WAITS];     // edges as in the executor
     int mate;                               // of a receive: the peer's send; of a send: the peer's receive
     double time;                            // of a send: when its last byte leaves; of a receive: arrival, -1: not yet
@@ -30,9 +30,9 @@ struct step_state {
 };
 
 // One rank's part of an execution, from its start to its end.
-struct part_of_run {
+struct part_of_plan {
     struct schedule schedule;
-    struct step_state *steps;
+    struct simulated_step *steps;
     int left;
     double combined;                        // codes that a STEP_COMBINE adds, including its own
     bool started;
@@ -48,7 +48,7 @@ struct simulator {
     const struct simulated *what;
     const struct bhvd_network *network;
     struct host *hosts;
-    struct part_of_run **runs;              // by execution: its ranks' parts; NULL before and after it
+    struct part_of_plan **plans;             // by execution: its ranks' parts; NULL before and after it
     int *over;                              // by execution: ranks that are done with it
     struct event *events;                   // a heap
     size_t count, capacity;
@@ -94,13 +94,13 @@ static struct event next_event(struct simulator *s)
 
 static void execution_free(struct simulator *s, int execution)
 {
-    for (int r = 0; s->runs[execution] && r < s->what->size; r++) {
-        s->steps -= (uint64_t)s->runs[execution][r].schedule.count;
-        schedule_fini(&s->runs[execution][r].schedule);
-        free(s->runs[execution][r].steps);
+    for (int r = 0; s->plans[execution] && r < s->what->size; r++) {
+        s->steps -= (uint64_t)s->plans[execution][r].schedule.count;
+        schedule_fini(&s->plans[execution][r].schedule);
+        free(s->plans[execution][r].steps);
     }
-    free(s->runs[execution]);
-    s->runs[execution] = NULL;
+    free(s->plans[execution]);
+    s->plans[execution] = NULL;
 }
 
 // A segment is received from each peer, and combined once.
@@ -114,7 +114,7 @@ static double codes_combined(const struct schedule *schedule)
     return combines ? 1 + (double)receives / combines : 0;
 }
 
-static bool part_init(struct part_of_run *part)
+static bool part_init(struct part_of_plan *part)
 {
     const struct schedule *schedule = &part->schedule;
     part->left = schedule->count;
@@ -123,8 +123,8 @@ static bool part_init(struct part_of_run *part)
     if (schedule->failed || !part->steps)
         return false;
     for (int i = 0; i < schedule->count; i++) {
-        struct step_state *state = &part->steps[i];
-        *state = (struct step_state){.first = STEP_NONE, .mate = STEP_NONE, .time = -1};
+        struct simulated_step *state = &part->steps[i];
+        *state = (struct simulated_step){.first = STEP_NONE, .mate = STEP_NONE, .time = -1};
         for (int w = 0; w < STEP_WAITS; w++) {
             const int after = schedule->steps[i].after[w];
             if (after == STEP_NONE)
@@ -161,17 +161,17 @@ static struct message *messages_of(const struct schedule *schedule, enum step_ki
 }
 
 // Unmatched messages have no mate: they never arrive, and the receiver waits forever.
-static bool match(struct part_of_run *runs, int size)
+static bool match(struct part_of_plan *plans, int size)
 {
     struct message **receives = calloc((size_t)size, sizeof *receives);
     int *counts = calloc((size_t)size, sizeof *counts), *at = calloc((size_t)size, sizeof *at);
     bool ok = receives && counts && at;
     for (int r = 0; r < size && ok; r++)
-        ok = (receives[r] = messages_of(&runs[r].schedule, STEP_RECEIVE, &counts[r]));
+        ok = (receives[r] = messages_of(&plans[r].schedule, STEP_RECEIVE, &counts[r]));
     // Senders are in the order in which receivers are sorted, so one pass over each list is enough.
     for (int r = 0; r < size && ok && at && counts; r++) {
         int count;
-        struct message *sends = messages_of(&runs[r].schedule, STEP_SEND, &count);
+        struct message *sends = messages_of(&plans[r].schedule, STEP_SEND, &count);
         ok = sends;
         for (int i = 0; ok && i < count; i++) {
             const int to = sends[i].peer;
@@ -180,8 +180,8 @@ static bool match(struct part_of_run *runs, int size)
             if (at[to] == counts[to] || receives[to][at[to]].peer != r)
                 continue;
             const int receive = receives[to][at[to]++].step;
-            runs[r].steps[sends[i].step].mate = receive;
-            runs[to].steps[receive].mate = sends[i].step;
+            plans[r].steps[sends[i].step].mate = receive;
+            plans[to].steps[receive].mate = sends[i].step;
         }
         free(sends);
     }
@@ -196,22 +196,22 @@ static bool match(struct part_of_run *runs, int size)
 static void write_execution(struct simulator *s, int execution)
 {
     const int size = s->what->size;
-    struct part_of_run *runs = s->runs[execution] = calloc((size_t)size, sizeof *runs);
-    if (!runs) {
+    struct part_of_plan *plans = s->plans[execution] = calloc((size_t)size, sizeof *plans);
+    if (!plans) {
         s->status = BHVD_ERR_SYSTEM;
         return;
     }
     for (int r = 0; r < size && !s->status; r++) {
-        schedule_init(&runs[r].schedule, size, r);
-        s->what->write(s->what->arg, execution, &runs[r].schedule);
-        s->steps += (uint64_t)runs[r].schedule.count;
+        schedule_init(&plans[r].schedule, size, r);
+        s->what->write(s->what->arg, execution, &plans[r].schedule);
+        s->steps += (uint64_t)plans[r].schedule.count;
         // All ranks have about as many steps, so the limit is detected before memory runs out.
-        if (s->steps + (uint64_t)runs[r].schedule.count * (uint64_t)(size - r - 1) > SIMULATOR_STEPS_MAX)
+        if (s->steps + (uint64_t)plans[r].schedule.count * (uint64_t)(size - r - 1) > SIMULATOR_STEPS_MAX)
             s->status = BHVD_ERR_UNSUPPORTED;
-        else if (!part_init(&runs[r]))
+        else if (!part_init(&plans[r]))
             s->status = BHVD_ERR_SYSTEM;
     }
-    if (!s->status && !match(runs, size))
+    if (!s->status && !match(plans, size))
         s->status = BHVD_ERR_SYSTEM;
 }
 
@@ -230,7 +230,7 @@ static double on_line(const struct bhvd_network *network, int rank, size_t nbyte
            (rank == network->slow_rank ? network->slow_bytes_per_s : network->bytes_per_s);
 }
 
-static double on_core(const struct bhvd_network *network, const struct step *step, const struct part_of_run *part)
+static double on_core(const struct bhvd_network *network, const struct step *step, const struct part_of_plan *part)
 {
     const double nbytes = (double)step->nbytes, values = (double)step->values.nbytes;
     const bool is_coded = step->nbytes != step->values.nbytes;
@@ -261,10 +261,10 @@ static double use_core(struct simulator *s, int rank, double now, double seconds
 
 static void begin(struct simulator *s, int execution, int rank, int index, double now)
 {
-    struct part_of_run *part = &s->runs[execution][rank];
+    struct part_of_plan *part = &s->plans[execution][rank];
     const struct step *step = &part->schedule.steps[index];
     struct host *host = &s->hosts[rank];
-    struct step_state *state = &part->steps[index];
+    struct simulated_step *state = &part->steps[index];
     const double core = on_core(s->network, step, part);
     state->begun = true;
     if (step->kind == STEP_SEND) {
@@ -280,18 +280,18 @@ static void begin(struct simulator *s, int execution, int rank, int index, doubl
 
 static void first_byte(struct simulator *s, const struct event *event)
 {
-    struct part_of_run *runs = s->runs[event->execution], *part = &runs[event->rank];
+    struct part_of_plan *plans = s->plans[event->execution], *part = &plans[event->rank];
     const struct step *step = &part->schedule.steps[event->step];
     struct host *host = &s->hosts[event->rank];
     const double line = fmax(host->in_free, event->time) + on_line(s->network, event->rank, step->nbytes);
-    const double left = runs[step->peer].steps[part->steps[event->step].mate].time + latency(s->network, event->rank, step->peer);
+    const double left = plans[step->peer].steps[part->steps[event->step].mate].time + latency(s->network, event->rank, step->peer);
     host->in_free = fmax(line, left);
     plan(s, host->in_free, EVENT_CAME, event->execution, event->rank, event->step);
 }
 
 static void came(struct simulator *s, const struct event *event)
 {
-    struct step_state *state = &s->runs[event->execution][event->rank].steps[event->step];
+    struct simulated_step *state = &s->plans[event->execution][event->rank].steps[event->step];
     state->time = event->time;
     if (state->begun)
         plan(s, use_core(s, event->rank, event->time, s->network->message_s), EVENT_DONE, event->execution, event->rank,
@@ -304,7 +304,7 @@ static void part_over(struct simulator *s, int execution, int rank, double now)
 {
     struct host *host = &s->hosts[rank];
     host->done = now;
-    while (host->over < host->started && (!s->runs[host->over] || s->runs[host->over][rank].left == 0))
+    while (host->over < host->started && (!s->plans[host->over] || s->plans[host->over][rank].left == 0))
         host->over++;
     if (++s->over[execution] == s->what->size)
         execution_free(s, execution);
@@ -318,11 +318,11 @@ static void start(struct simulator *s, int rank, double now)
     while (!s->status && host->started < s->what->count &&
            host->started - s->what->window(s->what->arg, host->started) < host->over) {
         const int execution = host->started++;
-        if (!s->runs[execution])
+        if (!s->plans[execution])
             write_execution(s, execution);
         if (s->status)
             return;
-        struct part_of_run *part = &s->runs[execution][rank];
+        struct part_of_plan *part = &s->plans[execution][rank];
         const int count = part->schedule.count;
         for (int i = 0; i < count; i++)
             if (part->steps[i].waits == 0)
@@ -336,10 +336,10 @@ static void start(struct simulator *s, int rank, double now)
 
 static void done(struct simulator *s, const struct event *event)
 {
-    struct part_of_run *part = &s->runs[event->execution][event->rank];
+    struct part_of_plan *part = &s->plans[event->execution][event->rank];
     part->left--;
     for (int edge = part->steps[event->step].first; edge != STEP_NONE;) {
-        struct step_state *waiting = &part->steps[edge / STEP_WAITS];
+        struct simulated_step *waiting = &part->steps[edge / STEP_WAITS];
         if (--waiting->waits == 0)
             begin(s, event->execution, event->rank, edge / STEP_WAITS, event->time);
         edge = waiting->next[edge % STEP_WAITS];
@@ -353,9 +353,9 @@ bhvd_status simulate(const struct simulated *simulated, const struct bhvd_networ
     const size_t size = (size_t)simulated->size, count = (size_t)simulated->count;
     struct simulator s = {.what = simulated, .network = network};
     s.hosts = calloc(size, sizeof *s.hosts);
-    s.runs = calloc(count + 1, sizeof *s.runs);
+    s.plans = calloc(count + 1, sizeof *s.plans);
     s.over = calloc(count + 1, sizeof *s.over);
-    if (!s.hosts || !s.runs || !s.over)
+    if (!s.hosts || !s.plans || !s.over)
         s.status = BHVD_ERR_SYSTEM;
     for (int r = 0; r < simulated->size && !s.status; r++)
         start(&s, r, 0);
@@ -373,10 +373,10 @@ bhvd_status simulate(const struct simulated *simulated, const struct bhvd_networ
         if (s.hosts[r].over < simulated->count)
             s.status = BHVD_ERR_MISMATCH;
     }
-    for (size_t i = 0; s.runs && i < count; i++)
+    for (size_t i = 0; s.plans && i < count; i++)
         execution_free(&s, (int)i);
     free(s.hosts);
-    free(s.runs);
+    free(s.plans);
     free(s.over);
     free(s.events);
     return s.status;

@@ -16,7 +16,7 @@
 #define MAX_PARALLEL_ITERATIONS 64
 #define ITERATION_NCHARS 16
 
-struct collective {
+struct op_attributes {
     bhvd_kind kind;
     char *name;
     int32_t process_set, op, root_rank;
@@ -26,14 +26,14 @@ struct collective {
 };
 
 /* One execution of the op, until it has ended. */
-struct run {
+struct op_call {
     struct completion completion;
-    const struct collective *collective;
+    const struct op_attributes *collective;
     TF_OpKernelContext *ctx;
     TF_Tensor *splits;
     int64_t set_size;           /* at posting time: the set may be gone when the execution ends */
     size_t count;
-    struct member {
+    struct op_tensor {
         TF_Tensor *input, *output;      /* output NULL: the core allocates the result */
     } members[];
 };
@@ -41,7 +41,7 @@ struct run {
 static void *create(TF_OpKernelConstruction *construction, bhvd_kind kind)
 {
     TF_Status *status = tf.NewStatus();
-    struct collective *self = calloc(1, sizeof *self);
+    struct op_attributes *self = calloc(1, sizeof *self);
     self->kind = kind;
     self->name = kernel_string(construction, "tensor_name", status);
     self->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
@@ -66,23 +66,23 @@ static void *create(TF_OpKernelConstruction *construction, bhvd_kind kind)
 
 static void destroy(void *kernel)
 {
-    struct collective *self = kernel;
+    struct op_attributes *self = kernel;
     if (self)
         free(self->name);
     free(self);
 }
 
-static void run_free(struct run *run)
+static void op_call_free(struct op_call *call)
 {
-    for (size_t i = 0; i < run->count; i++) {
-        if (run->members[i].input)
-            tf.DeleteTensor(run->members[i].input);
-        if (run->members[i].output)
-            tf.DeleteTensor(run->members[i].output);
+    for (size_t i = 0; i < call->count; i++) {
+        if (call->members[i].input)
+            tf.DeleteTensor(call->members[i].input);
+        if (call->members[i].output)
+            tf.DeleteTensor(call->members[i].output);
     }
-    if (run->splits)
-        tf.DeleteTensor(run->splits);
-    free(run);
+    if (call->splits)
+        tf.DeleteTensor(call->splits);
+    free(call);
 }
 
 /* ---------------------------------------------------------------------------------------------------- results ---- */
@@ -94,13 +94,13 @@ static void release_result(void *data, size_t nbytes, void *unused)
 }
 
 /* Passes the result that the core allocated for a tensor to TensorFlow, without a copy. */
-static void set_result(struct run *run, size_t index, TF_Status *status)
+static void set_result(struct op_call *call, size_t index, TF_Status *status)
 {
     struct bhvd_result result;
-    const TF_Tensor *input = run->members[index].input;
+    const TF_Tensor *input = call->members[index].input;
     int64_t dims[KERNEL_MAX_NDIM];
     int ndim = kernel_shape(input, dims);
-    if (core.result_take(run->completion.handle, index, &result) != BHVD_OK) {
+    if (core.result_take(call->completion.handle, index, &result) != BHVD_OK) {
         tf.SetStatus(status, TF_UNKNOWN, "the operation has no result");
         return;
     }
@@ -110,38 +110,38 @@ static void set_result(struct run *run, size_t index, TF_Status *status)
         : tf.AllocateTensor(tf.TensorType(input), dims, ndim, 0);
     if (!result.nbytes)
         core.result_free(result.data);
-    tf.SetOutput(run->ctx, (int)index, output, status);
+    tf.SetOutput(call->ctx, (int)index, output, status);
     tf.DeleteTensor(output);
 }
 
-static void set_received_splits(struct run *run, TF_Status *status)
+static void set_received_splits(struct op_call *call, TF_Status *status)
 {
-    const size_t count = (size_t)run->set_size;
-    TF_Tensor *output = tf.AllocateOutput(run->ctx, 1, TF_INT32, &run->set_size, 1, count * sizeof(int32_t), status);
+    const size_t count = (size_t)call->set_size;
+    TF_Tensor *output = tf.AllocateOutput(call->ctx, 1, TF_INT32, &call->set_size, 1, count * sizeof(int32_t), status);
     if (tf.GetCode(status) != TF_OK)
         return;
-    if (core.received_splits(run->completion.handle, 0, tf.TensorData(output), count) != BHVD_OK)
+    if (core.received_splits(call->completion.handle, 0, tf.TensorData(output), count) != BHVD_OK)
         tf.SetStatus(status, TF_UNKNOWN, "the operation has no received splits");
     tf.DeleteTensor(output);
 }
 
 static void finish(struct completion *completion, bhvd_status end, const struct bhvd_error *error)
 {
-    struct run *run = (struct run *)completion;
+    struct op_call *call = (struct op_call *)completion;
     if (end != BHVD_OK) {
-        kernel_fail(run->ctx, kernel_code(end), error->message);
+        kernel_fail(call->ctx, kernel_code(end), error->message);
     } else {
         TF_Status *status = tf.NewStatus();
-        for (size_t i = 0; i < run->count && tf.GetCode(status) == TF_OK; i++)
-            if (!run->members[i].output)
-                set_result(run, i, status);
-        if (run->collective->kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
-            set_received_splits(run, status);
-        kernel_failed(run->ctx, status);
+        for (size_t i = 0; i < call->count && tf.GetCode(status) == TF_OK; i++)
+            if (!call->members[i].output)
+                set_result(call, i, status);
+        if (call->collective->kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
+            set_received_splits(call, status);
+        kernel_failed(call->ctx, status);
         tf.DeleteStatus(status);
     }
     core.handle_drop(completion->handle);
-    run_free(run);
+    op_call_free(call);
 }
 
 /* ---------------------------------------------------------------------------------------------------- posting ---- */
@@ -155,12 +155,12 @@ static int64_t scattered_rows(bhvd_context *context, int32_t process_set, int64_
 }
 
 /* Gets input `index`, and allocates its output unless the core does. */
-static bool take_member(struct run *run, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
+static bool take_member(struct op_call *call, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
                         TF_Status *status)
 {
-    const struct collective *self = run->collective;
-    struct member *member = &run->members[index];
-    tf.GetInput(run->ctx, index, &member->input, status);
+    const struct op_attributes *self = call->collective;
+    struct op_tensor *member = &call->members[index];
+    tf.GetInput(call->ctx, index, &member->input, status);
     if (tf.GetCode(status) != TF_OK)
         return false;
     int ndim = kernel_shape(member->input, dims);
@@ -174,7 +174,7 @@ static bool take_member(struct run *run, bhvd_context *context, int index, struc
         }
         int64_t rows = dims[0];
         dims[0] = scattered_rows(context, self->process_set, rows);
-        member->output = tf.AllocateOutput(run->ctx, index, dtype, dims, ndim,
+        member->output = tf.AllocateOutput(call->ctx, index, dtype, dims, ndim,
                                            rows ? nbytes / (size_t)rows * (size_t)dims[0] : 0, status);
         dims[0] = rows;
     } else if (self->kind == BHVD_ALLREDUCE || self->kind == BHVD_BROADCAST) {
@@ -182,9 +182,9 @@ static bool take_member(struct run *run, bhvd_context *context, int index, struc
         int forwarded = -1;
         tf.DeleteTensor(member->input);
         member->input = NULL;
-        member->output = tf.ForwardInputOrAllocateOutput(run->ctx, &index, 1, index, dims, ndim, &forwarded, status);
+        member->output = tf.ForwardInputOrAllocateOutput(call->ctx, &index, 1, index, dims, ndim, &forwarded, status);
         if (tf.GetCode(status) == TF_OK && forwarded < 0)
-            tf.GetInput(run->ctx, index, &member->input, status);
+            tf.GetInput(call->ctx, index, &member->input, status);
     }
     if (tf.GetCode(status) != TF_OK)
         return false;
@@ -196,51 +196,51 @@ static bool take_member(struct run *run, bhvd_context *context, int index, struc
     return true;
 }
 
-static bool take_splits(struct run *run, struct bhvd_args *args, TF_Status *status)
+static bool take_splits(struct op_call *call, struct bhvd_args *args, TF_Status *status)
 {
-    tf.GetInput(run->ctx, 1, &run->splits, status);
-    if (tf.GetCode(status) != TF_OK || run->collective->even)
+    tf.GetInput(call->ctx, 1, &call->splits, status);
+    if (tf.GetCode(status) != TF_OK || call->collective->even)
         return tf.GetCode(status) == TF_OK;
-    if (tf.NumDims(run->splits) != 1) {
+    if (tf.NumDims(call->splits) != 1) {
         tf.SetStatus(status, TF_INVALID_ARGUMENT, "alltoall expects a 1-D splits tensor.");
         return false;
     }
-    args->splits = tf.TensorData(run->splits);
-    args->split_count = (size_t)tf.Dim(run->splits, 0);
+    args->splits = tf.TensorData(call->splits);
+    args->split_count = (size_t)tf.Dim(call->splits, 0);
     return true;
 }
 
 /* Posts the operation. On failure *status has the reason, and nothing is in progress. */
-static bool post(struct run *run, bhvd_context *context, TF_Status *status)
+static bool post(struct op_call *call, bhvd_context *context, TF_Status *status)
 {
-    const struct collective *self = run->collective;
+    const struct op_attributes *self = call->collective;
     struct bhvd_error error;
     struct bhvd_args args = {
         .kind = self->kind, .process_set = self->process_set, .op = self->op, .root_rank = self->root_rank,
         .prescale_factor = self->prescale_factor, .postscale_factor = self->postscale_factor,
-        .blocking = self->blocking, .device = -1, .tensor_count = run->count,
+        .blocking = self->blocking, .device = -1, .tensor_count = call->count,
     };
-    struct bhvd_tensor *tensors = calloc(run->count + 1, sizeof *tensors);
-    int64_t *dims = malloc((run->count + 1) * KERNEL_MAX_NDIM * sizeof *dims);
+    struct bhvd_tensor *tensors = calloc(call->count + 1, sizeof *tensors);
+    int64_t *dims = malloc((call->count + 1) * KERNEL_MAX_NDIM * sizeof *dims);
     size_t name_size = strlen(self->name) + ITERATION_NCHARS;
     char *name = malloc(name_size);
     bool ok = tensors && dims && name;
     if (!ok)
         tf.SetStatus(status, TF_UNKNOWN, "out of memory");
-    for (size_t i = 0; ok && i < run->count; i++)
-        ok = take_member(run, context, (int)i, &tensors[i], dims + i * KERNEL_MAX_NDIM, status);
+    for (size_t i = 0; ok && i < call->count; i++)
+        ok = take_member(call, context, (int)i, &tensors[i], dims + i * KERNEL_MAX_NDIM, status);
     if (ok && self->kind == BHVD_ALLTOALL)
-        ok = take_splits(run, &args, status);
+        ok = take_splits(call, &args, status);
     if (ok) {
-        int64_t iteration = tf.GetIterId(run->ctx) % MAX_PARALLEL_ITERATIONS;
+        int64_t iteration = tf.GetIterId(call->ctx) % MAX_PARALLEL_ITERATIONS;
         if (iteration)
             snprintf(name, name_size, "%s.%" PRId64, self->name, iteration);
         else
             snprintf(name, name_size, "%s", self->name);
         args.name = name;
-        args.tensors = run->count ? tensors : NULL;
-        run->set_size = core.process_set_size(context, self->process_set);
-        bhvd_status posted = core.post(context, &args, &run->completion.handle, &error);
+        args.tensors = call->count ? tensors : NULL;
+        call->set_size = core.process_set_size(context, self->process_set);
+        bhvd_status posted = core.post(context, &args, &call->completion.handle, &error);
         ok = posted == BHVD_OK;
         if (!ok)
             tf.SetStatus(status, kernel_code(posted), error.message);
@@ -253,34 +253,34 @@ static bool post(struct run *run, bhvd_context *context, TF_Status *status)
 
 static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneCallback *done)
 {
-    const struct collective *self = kernel;
+    const struct op_attributes *self = kernel;
     size_t count = self->kind == BHVD_ALLTOALL ? 1 : self->kind == BHVD_BARRIER ? 0 : (size_t)tf.NumInputs(ctx);
-    struct run *run = calloc(1, sizeof *run + count * sizeof run->members[0]);
+    struct op_call *call = calloc(1, sizeof *call + count * sizeof call->members[0]);
     TF_Status *status = tf.NewStatus();
-    run->collective = self;
-    run->ctx = ctx;
-    run->count = count;
-    run->completion.finish = finish;
+    call->collective = self;
+    call->ctx = ctx;
+    call->count = count;
+    call->completion.finish = finish;
     bhvd_context *context = core_acquire(NULL);
     bool posted = false;
     if (context)
-        posted = post(run, context, status);
+        posted = post(call, context, status);
     else
         tf.SetStatus(status, TF_FAILED_PRECONDITION, CORE_NOT_INITIALIZED);
     if (!posted) {
         core_release();
         kernel_failed(ctx, status);
-        run_free(run);
+        op_call_free(call);
         tf.RunAsyncOpKernelDoneCallback(done);
     } else {
         /* Registered before the context can go away: the drain at shutdown counts it. */
-        bool kept = done_keep(&run->completion.done, done);
+        bool kept = done_keep(&call->completion.done, done);
         completion_begin();
         core_release();
         if (kept && !self->blocking)
-            completion_add(&run->completion);
+            completion_add(&call->completion);
         else
-            completion_wait(&run->completion);
+            completion_wait(&call->completion);
     }
     tf.DeleteStatus(status);
 }

@@ -1,6 +1,6 @@
 /* The counterparts of the ops in programs compiled by XLA: pairs of custom calls.
  *
- *   post: copies its operands to staging memory, posts, returns the address of a struct pending as an integer
+ *   post: copies its operands to staging memory, posts, returns the address of a struct posted as an integer
  *   wait: takes that integer, waits, copies the results out
  *   put, finish: the same for the bridge
  *   fact: the counterpart of BaguaHvdFact
@@ -22,7 +22,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,10 +73,10 @@ static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t
 /* ------------------------------------------------------------------------------------------------- collectives ---- */
 
 /* A posted operation, until its wait call. */
-struct pending {
+struct posted {
     bhvd_handle *handle;
     size_t count;               /* 0: a barrier, whose result is the handle's value */
-    struct block {
+    struct operand {
         void *src, *dst;        /* staging memory; equal: in place; dst NULL: the core allocates */
         size_t nbytes;          /* of the result */
     } blocks[];
@@ -86,14 +85,14 @@ struct pending {
 #define ROWS_DIFFER \
     "the ranks' first dimensions differ, but a function compiled by XLA has results of fixed shapes: use jit_compile=False"
 
-static void pending_free(struct pending *pending)
+static void posted_free(struct posted *posted)
 {
-    for (size_t i = 0; i < pending->count; i++) {
-        if (pending->blocks[i].dst && pending->blocks[i].dst != pending->blocks[i].src)
-            staging_release(pending->blocks[i].dst);
-        staging_release(pending->blocks[i].src);
+    for (size_t i = 0; i < posted->count; i++) {
+        if (posted->blocks[i].dst && posted->blocks[i].dst != posted->blocks[i].src)
+            staging_release(posted->blocks[i].dst);
+        staging_release(posted->blocks[i].src);
     }
-    free(pending);
+    free(posted);
 }
 
 static void post(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
@@ -108,12 +107,12 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
     args.prescale_factor = text_float(&text);
     args.postscale_factor = text_float(&text);
     args.tensor_count = (size_t)text_int(&text);
-    struct pending *pending = calloc(1, sizeof *pending + args.tensor_count * sizeof pending->blocks[0]);
+    struct posted *posted = calloc(1, sizeof *posted + args.tensor_count * sizeof posted->blocks[0]);
     struct bhvd_tensor *tensors = calloc(args.tensor_count + 1, sizeof *tensors);
     int64_t *dims = calloc(args.tensor_count + 1, KERNEL_MAX_NDIM * sizeof *dims);
-    pending->count = args.tensor_count;
+    posted->count = args.tensor_count;
     for (size_t i = 0; i < args.tensor_count; i++) {
-        struct block *block = &pending->blocks[i];
+        struct operand *block = &posted->blocks[i];
         size_t nbytes = text_tensor(&text, &tensors[i], dims + i * KERNEL_MAX_NDIM);
         block->nbytes = (size_t)text_int(&text);
         block->src = staging_acquire(nbytes);
@@ -130,14 +129,14 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
     bhvd_context *context = core_acquire(NULL);
     if (!context)
         xla_fail(status, CORE_NOT_INITIALIZED);
-    else if (core.post(context, &args, &pending->handle, &error) != BHVD_OK)
+    else if (core.post(context, &args, &posted->handle, &error) != BHVD_OK)
         xla_fail(status, error.message);
     core_release();
-    if (!pending->handle) {
-        pending_free(pending);
-        pending = NULL;
+    if (!posted->handle) {
+        posted_free(posted);
+        posted = NULL;
     }
-    *(int64_t *)outs[0] = (int64_t)(intptr_t)pending;
+    *(int64_t *)outs[0] = (int64_t)(intptr_t)posted;
     *(int64_t *)outs[1] = 0;
     free(dims);
     free(tensors);
@@ -145,15 +144,15 @@ static void post(void **outs, const void **ins, const char *chars, size_t nchars
 }
 
 /* Copies result i to the program's buffer; false: the sizes differ. */
-static bool copy_result(const struct pending *pending, size_t i, void *out)
+static bool copy_result(const struct posted *posted, size_t i, void *out)
 {
-    const struct block *block = &pending->blocks[i];
+    const struct operand *block = &posted->blocks[i];
     if (block->dst) {
         memcpy(out, block->dst, block->nbytes);
         return true;
     }
     struct bhvd_result result;
-    if (core.result_take(pending->handle, i, &result) != BHVD_OK)
+    if (core.result_take(posted->handle, i, &result) != BHVD_OK)
         return false;
     bool fits = result.nbytes == block->nbytes;
     if (fits && result.nbytes)
@@ -162,34 +161,34 @@ static bool copy_result(const struct pending *pending, size_t i, void *out)
     return fits;
 }
 
-/* Operands: the pending, the token of the previous wait. Results: the tensors (an int32 if there are none), the token. */
+/* Operands: the posted operation, the token of the previous wait. Results: the tensors (an int32 if there are none), the token. */
 static void wait(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
     (void)chars, (void)nchars;
-    struct pending *pending = (struct pending *)(intptr_t)*(const int64_t *)ins[0];
+    struct posted *posted = (struct posted *)(intptr_t)*(const int64_t *)ins[0];
     struct bhvd_error error;
-    if (!pending)
+    if (!posted)
         return;
     /* The context may be shut down in the meantime, but must live until the wait has returned. */
     core_acquire(NULL);
     completion_begin();
     core_release();
-    bhvd_status end = core.wait(pending->handle, -1, &error);
+    bhvd_status end = core.wait(posted->handle, -1, &error);
     if (end != BHVD_OK) {
         xla_fail(status, error.message);
     } else {
         bool fits = true;
-        for (size_t i = 0; i < pending->count; i++)
-            fits = copy_result(pending, i, outs[i]) && fits;
+        for (size_t i = 0; i < posted->count; i++)
+            fits = copy_result(posted, i, outs[i]) && fits;
         if (!fits)
             xla_fail(status, ROWS_DIFFER);
-        if (!pending->count)
-            *(int32_t *)outs[0] = (int32_t)core.handle_value(pending->handle);
-        *(int64_t *)outs[pending->count ? pending->count : 1] = 0;
+        if (!posted->count)
+            *(int32_t *)outs[0] = (int32_t)core.handle_value(posted->handle);
+        *(int64_t *)outs[posted->count ? posted->count : 1] = 0;
     }
-    core.handle_drop(pending->handle);
+    core.handle_drop(posted->handle);
     completion_end();
-    pending_free(pending);
+    posted_free(posted);
 }
 
 /* ----------------------------------------------------------------------------------------------------- bridge ---- */

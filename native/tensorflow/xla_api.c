@@ -4,7 +4,6 @@
 
 #include "tensorflow/tf_api.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* std::string. Up to 15 characters are stored in the object itself. */

@@ -26,7 +26,7 @@ struct slot {
 struct slots {
     struct slot slot[PIPE_SLOTS];
     unsigned char *memory;              // NULL until first used: most pairs of ranks never communicate
-    unsigned head, tail;                // posted and not yet freed: tail <= i < head, slot[i % PIPE_SLOTS]
+    unsigned oldest, next;              // posted and not yet freed: oldest <= i < next, slot[i % PIPE_SLOTS]
 };
 
 struct mpi_pipe {
@@ -37,9 +37,9 @@ struct mpi_pipe {
     bool broken;
 };
 
-static struct slot *oldest(struct slots *slots) { return &slots->slot[slots->tail % PIPE_SLOTS]; }
-static bool is_empty(const struct slots *slots) { return slots->head == slots->tail; }
-static bool is_full(const struct slots *slots) { return slots->head - slots->tail == PIPE_SLOTS; }
+static struct slot *oldest(struct slots *slots) { return &slots->slot[slots->oldest % PIPE_SLOTS]; }
+static bool is_empty(const struct slots *slots) { return slots->next == slots->oldest; }
+static bool is_full(const struct slots *slots) { return slots->next - slots->oldest == PIPE_SLOTS; }
 
 static bool allocate(struct slots *slots)
 {
@@ -76,7 +76,7 @@ static bool check(struct mpi_pipe *pipe, struct slots *slots, bool receives)
 static void free_sent(struct mpi_pipe *pipe)
 {
     while (check(pipe, &pipe->sends, false))
-        pipe->sends.tail++;
+        pipe->sends.oldest++;
 }
 
 static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec *parts, int count, size_t *moved)
@@ -90,7 +90,7 @@ static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec 
         return BHVD_ERR_SYSTEM;
     size_t part = 0;                    // bytes of parts[0] that are already in a slot
     while (count > 0 && !is_full(&pipe->sends)) {
-        struct slot *slot = &pipe->sends.slot[pipe->sends.head % PIPE_SLOTS];
+        struct slot *slot = &pipe->sends.slot[pipe->sends.next % PIPE_SLOTS];
         size_t filled = 0;
         while (count > 0 && filled < PIPE_SLOT_BYTES) {
             size_t n = parts->iov_len - part, room = PIPE_SLOT_BYTES - filled;
@@ -109,7 +109,7 @@ static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec 
         if (mpi_isend(slot->data, (int)filled, pipe->peer, TAG, pipe->communicator, &slot->request) != MPI_DONE)
             return broken(pipe);
         slot->pending = true;
-        pipe->sends.head++;
+        pipe->sends.next++;
         *moved += filled;
     }
     return BHVD_OK;
@@ -120,12 +120,12 @@ static bhvd_status post_receives(struct mpi_pipe *pipe)
     if (!allocate(&pipe->receives))
         return BHVD_ERR_SYSTEM;
     while (!is_full(&pipe->receives)) {
-        struct slot *slot = &pipe->receives.slot[pipe->receives.head % PIPE_SLOTS];
+        struct slot *slot = &pipe->receives.slot[pipe->receives.next % PIPE_SLOTS];
         if (mpi_irecv(slot->data, PIPE_SLOT_BYTES, pipe->peer, TAG, pipe->communicator, &slot->request) !=
             MPI_DONE)
             return broken(pipe);
         slot->pending = true;
-        pipe->receives.head++;
+        pipe->receives.next++;
     }
     return BHVD_OK;
 }
@@ -144,7 +144,7 @@ static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t s
         pipe->consumed += (int)n;
         if (pipe->consumed == slot->filled) {
             pipe->consumed = 0;
-            pipe->receives.tail++;
+            pipe->receives.oldest++;
             status = post_receives(pipe);
         }
     }
@@ -173,7 +173,6 @@ static bool channel_mpi_unfinished(const struct channel *channel)
 }
 
 const struct channel_ops channel_mpi_ops = {
-    .name = "mpi",
     .send = channel_mpi_send,
     .recv = channel_mpi_recv,
     .readable = channel_mpi_readable,
@@ -236,7 +235,7 @@ bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_
 // True when MPI holds none of the slots any more. Receives are cancelled; a send to a lost rank cannot be cancelled.
 static bool release(struct mpi_pipe *pipe)
 {
-    for (; !is_empty(&pipe->receives); pipe->receives.tail++) {
+    for (; !is_empty(&pipe->receives); pipe->receives.oldest++) {
         struct slot *slot = oldest(&pipe->receives);
         int complete = !slot->pending;
         if (!complete && mpi_cancel(&slot->request) != MPI_DONE)

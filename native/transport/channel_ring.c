@@ -35,10 +35,8 @@ static bool channel_ring_writable(const struct channel *channel)
 }
 
 const struct channel_ops channel_ring_ops = {
-    .name = "ring",
     .send = channel_ring_send,
     .recv = channel_ring_recv,
     .readable = channel_ring_readable,
     .writable = channel_ring_writable,
-    .unfinished = NULL,
 };

@@ -44,11 +44,7 @@ static int64_t channel_tcp_silence_ns(struct channel *channel, int64_t now_ns)
 }
 
 const struct channel_ops channel_tcp_ops = {
-    .name = "tcp",
     .send = channel_tcp_send,
     .recv = channel_tcp_recv,
-    .readable = NULL,
-    .writable = NULL,
-    .unfinished = NULL,
     .silence_ns = channel_tcp_silence_ns,
 };

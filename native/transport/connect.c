@@ -65,7 +65,7 @@ static bhvd_status fill_endpoint(struct connecting *k, struct endpoint *info)
     snprintf(info->version, sizeof info->version, "%s", bhvd_version());
     if (getrandom(info->nonce, sizeof info->nonce, 0) != sizeof info->nonce)    // up to 256 bytes come completely or not at all
         return error_set(k->error, BHVD_ERR_SYSTEM, "no random numbers: %s", strerror(errno));
-    bhvd_status status = socket_listen(options->listen_host, options->listen_port, options->listen_port_last, &k->tcp_listener,
+    bhvd_status status = socket_listen(options->listen_host, options->listen_port, options->listen_port_last, &k->tcp_listen_fd,
                                        &port, k->error);
     if (status)
         return status;
@@ -170,7 +170,7 @@ static void use_arrival(const struct connections *c, struct link *link, struct a
         link->round_trip_ns = arrival->round_trip_ns;
         use_socket(&link->control, arrival);
         link->state = LINK_OPEN;
-    } else if (arrival->channel >= CHANNEL_DATA && (link->state == LINK_OPEN || link->state == LINK_LEFT)) {
+    } else if (arrival->channel >= CHANNEL_DATA && (link->state == LINK_OPEN || link->state == LINK_DEPARTED)) {
         socket_limit_rate(arrival->fd, c->emulated_bytes_per_s);
         use_socket(&link->data_channels[arrival->channel - CHANNEL_DATA].channel, arrival);
         link->lacks_data_channels = false;
@@ -325,10 +325,10 @@ static bhvd_status open_listener(struct connecting *k)
     const struct bhvd_context_options *options = k->options;
     const int silence_ms = options->heartbeat_timeout_ms > 0 ? options->heartbeat_timeout_ms / 8 * 7 : options->timeout_ms;
     bhvd_status status = listener_create(&(struct listener_options){
-        .rank = options->rank, .size = options->size, .tcp_listener = k->tcp_listener, .local_listener = k->local_listener,
+        .rank = options->rank, .size = options->size, .tcp_listen_fd = k->tcp_listen_fd, .local_listen_fd = k->local_listen_fd,
         .endpoints = k->c->endpoints, .proofs = k->c->proofs,
         .doorbell_fd = k->c->doorbell.fd, .connect_ms = silence_ms, .open_ms = options->timeout_ms}, &k->c->listener, k->error);
-    k->tcp_listener = k->local_listener = -1;
+    k->tcp_listen_fd = k->local_listen_fd = -1;
     return status;
 }
 
@@ -357,7 +357,7 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
                                    struct bhvd_error *error)
 {
     struct connecting k = {
-        .c = c, .options = options, .tcp_listener = -1, .local_listener = -1, .memory_fd = -1,
+        .c = c, .options = options, .tcp_listen_fd = -1, .local_listen_fd = -1, .memory_fd = -1,
         .deadline_ns = clock_deadline_ns(options->start_timeout_ms), .error = error};
     struct endpoint mine;
     bhvd_status status = fill_endpoint(&k, &mine);
@@ -389,8 +389,8 @@ static bhvd_status connect_network(struct connections *c, const struct bhvd_cont
     if (!status && uses_mpi(options))
         status = mpi_connect(c, k.deadline_ns, error);
     free(k.talks_to);
-    fd_close(&k.tcp_listener);
-    fd_close(&k.local_listener);
+    fd_close(&k.tcp_listen_fd);
+    fd_close(&k.local_listen_fd);
     fd_close(&k.memory_fd);
     return status;
 }
@@ -509,6 +509,6 @@ void connections_fini(struct connections *c)
     free(c->host_of);
     fd_close(&c->doorbell.fd);
     if (c->owns_shm_segment)
-        munmap(c->host.base, c->host.size);
+        munmap(c->shm.base, c->shm.size);
     *c = (struct connections){.doorbell = {.fd = -1}, .poller = {.fd = -1}};
 }

@@ -29,9 +29,9 @@ bhvd_status local_listen(struct connecting *k, const struct endpoint *mine)
 {
     socklen_t size;
     struct sockaddr_un address = local_address(mine, &size);
-    k->local_listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (k->local_listener < 0 || bind(k->local_listener, (struct sockaddr *)&address, size) != 0 ||
-        listen(k->local_listener, SOMAXCONN) != 0)
+    k->local_listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (k->local_listen_fd < 0 || bind(k->local_listen_fd, (struct sockaddr *)&address, size) != 0 ||
+        listen(k->local_listen_fd, SOMAXCONN) != 0)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot listen on a UNIX socket: %s%s", strerror(errno), socket_remedy(errno));
     return BHVD_OK;
 }
@@ -118,9 +118,9 @@ static bhvd_status map_shm_segment(struct connecting *k)
     if (base == MAP_FAILED)
         return error_set(k->error, BHVD_ERR_SYSTEM, "cannot map %zu bytes of shared memory: %s", size, strerror(errno));
     madvise(base, size, MADV_DONTDUMP);     // a core dump would read all of it, and so allocate pages that nobody has touched
-    c->host = (struct shm_segment){.base = base, .size = size, .ranks = c->local_size};
+    c->shm = (struct shm_segment){.base = base, .size = size, .ranks = c->local_size};
     c->owns_shm_segment = true;
-    c->doorbell.word = shm_segment_doorbell(&c->host, c->local_index);
+    c->doorbell.word = shm_segment_doorbell(&c->shm, c->local_index);
     return BHVD_OK;
 }
 
@@ -140,15 +140,15 @@ void connections_use_rings(struct connections *c, int peer, int local_index, int
 {
     struct link *link = &c->links[peer];
     link->local_index = local_index;
-    link->doorbell = (struct doorbell){shm_segment_doorbell(&c->host, local_index), doorbell_fd};
+    link->doorbell = (struct doorbell){shm_segment_doorbell(&c->shm, local_index), doorbell_fd};
     link->control = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_CONTROL_BYTES, .peer_doorbell = &link->doorbell,
-        .tx = shm_segment_control_ring(&c->host, c->local_index, local_index),
-        .rx = shm_segment_control_ring(&c->host, local_index, c->local_index)};
+        .tx = shm_segment_control_ring(&c->shm, c->local_index, local_index),
+        .rx = shm_segment_control_ring(&c->shm, local_index, c->local_index)};
     link->data_channels[0].channel = (struct channel){
         .ops = &channel_ring_ops, .fd = -1, .capacity = RING_DATA_BYTES, .peer_doorbell = &link->doorbell,
-        .tx = shm_segment_data_ring(&c->host, c->local_index, local_index),
-        .rx = shm_segment_data_ring(&c->host, local_index, c->local_index)};
+        .tx = shm_segment_data_ring(&c->shm, c->local_index, local_index),
+        .rx = shm_segment_data_ring(&c->shm, local_index, c->local_index)};
 }
 
 static int local_index_of(const struct connecting *k, int rank)

@@ -13,7 +13,7 @@ struct connecting {
     struct connections *c;
     const struct bhvd_context_options *options;
     bool *talks_to;                     // by rank: connected from the beginning
-    int tcp_listener, local_listener;
+    int tcp_listen_fd, local_listen_fd;
     int memory_fd;
     int64_t deadline_ns;
     struct bhvd_error *error;

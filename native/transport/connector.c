@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fifo.h"
@@ -18,7 +17,7 @@ enum stage { PAUSED, CONNECTING, HANDSHAKE };
 
 // One connection attempt in progress.
 struct attempt {
-    struct arrival *request;            // NULL: no attempt
+    struct arrival *arrival;            // NULL: no attempt
     enum stage stage;
     int fd;                             // -1: PAUSED
     int poll;                           // the index of its entry; -1: none
@@ -32,7 +31,7 @@ struct connector {
     int rank;
     const struct endpoint *endpoints;
     const struct bhvd_proofs *proofs;
-    struct FIFO(struct arrival) requests;  // waiting to be attempted
+    struct FIFO(struct arrival) wanted; // waiting to be attempted
     int unserved;                       // attempts that were polled and not yet handled
     struct attempt attempts[CONNECTOR_POLLS_MAX];
 };
@@ -65,53 +64,53 @@ static bool is_somebody_else(bhvd_status status, int failure)
 }
 
 // How long a failure may persist, in ms; negative: until the deadline.
-static int retry_limit_ms(const struct arrival *request, bhvd_status status, int failure)
+static int retry_limit_ms(const struct arrival *arrival, bhvd_status status, int failure)
 {
     if (status == BHVD_ERR_PEER_LOST)
         return -1;                      // no route, or the peer hung up, as it does on strangers
-    if (status == BHVD_ERR_TIMEOUT || request->is_at_start)
+    if (status == BHVD_ERR_TIMEOUT || arrival->is_at_start)
         return 0;
     return is_somebody_else(status, failure) ? REFUSED_MS : SYSTEM_MS;
 }
 
-// Pauses before another attempt, or ends the request with this error. failure: an errno, or 0. True: the request has ended.
+// Pauses before another attempt, or gives up with this error. failure: an errno, or 0. True: it has given up.
 static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd_error *error)
 {
-    const int limit_ms = retry_limit_ms(a->request, error->status, failure);
+    const int limit_ms = retry_limit_ms(a->arrival, error->status, failure);
     const int64_t now_ns = clock_now_ns();
     a->failing_since_ns = a->failing_since_ns ? a->failing_since_ns : now_ns;
     fd_close(&a->fd);
     a->stage = PAUSED;
     a->wake_ns = now_ns + clock_ms_ns(CONNECTOR_RETRY_MS);
-    const int64_t end_ns = failure ? a->request->connect_deadline_ns : a->request->deadline_ns;
+    const int64_t end_ns = failure ? a->arrival->connect_deadline_ns : a->arrival->deadline_ns;
     if (now_ns < end_ns && (limit_ms < 0 || now_ns < a->failing_since_ns + clock_ms_ns(limit_ms)))
         return false;
-    const bool is_gone = is_somebody_else(error->status, failure) && !a->request->is_at_start;
-    error_set(&a->request->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s",
-              own_rank, a->request->rank, error->message);
+    const bool is_gone = is_somebody_else(error->status, failure) && !a->arrival->is_at_start;
+    error_set(&a->arrival->error, is_gone ? BHVD_ERR_PEER_LOST : error->status, "no connection from rank %d to rank %d: %.900s",
+              own_rank, a->arrival->rank, error->message);
     return true;
 }
 
 static void enter(struct attempt *a, enum stage stage)
 {
     a->stage = stage;
-    a->wake_ns = stage == CONNECTING ? a->request->connect_deadline_ns : a->request->deadline_ns;
+    a->wake_ns = stage == CONNECTING ? a->arrival->connect_deadline_ns : a->arrival->deadline_ns;
 }
 
 static const struct endpoint *peer_of(const struct connector *connector, const struct attempt *a)
 {
-    return &connector->endpoints[a->request->rank];
+    return &connector->endpoints[a->arrival->rank];
 }
 
 static bhvd_status introduce(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
-    struct arrival *request = a->request;
+    struct arrival *arrival = a->arrival;
     const int requested = endpoint_data_channels(&connector->endpoints[connector->rank], peer_of(connector, a));
-    request->data_channel_count = requested ? requested : data_channels_for(socket_round_trip_ns(a->fd));
+    arrival->data_channel_count = requested ? requested : data_channels_for(socket_round_trip_ns(a->fd));
     a->moved = 0;
     enter(a, HANDSHAKE);
-    struct introduction introduction = {connector->rank, request->channel, (uint32_t)request->data_channel_count, {0}};
-    memcpy(introduction.proof, connector->proofs[request->rank].sent[request->channel], sizeof introduction.proof);
+    struct introduction introduction = {connector->rank, arrival->channel, (uint32_t)arrival->data_channel_count, {0}};
+    memcpy(introduction.proof, connector->proofs[arrival->rank].sent[arrival->channel], sizeof introduction.proof);
     return auth_explain(socket_write_at_once(a->fd, &introduction, sizeof introduction), error);
 }
 
@@ -119,8 +118,8 @@ static bhvd_status introduce(const struct connector *connector, struct attempt *
 static bhvd_status read_proof(const struct connector *connector, struct attempt *a, struct bhvd_error *error)
 {
     const bhvd_status status = socket_read_part(a->fd, a->proof, sizeof a->proof, &a->moved);
-    const struct bhvd_proofs *proofs = &connector->proofs[a->request->rank];
-    const bool is_wrong = !status && !auth_matches(a->proof, proofs->received[a->request->channel]);
+    const struct bhvd_proofs *proofs = &connector->proofs[a->arrival->rank];
+    const bool is_wrong = !status && !auth_matches(a->proof, proofs->received[a->arrival->channel]);
     return auth_explain(is_wrong ? BHVD_ERR_AUTH : status, error);
 }
 
@@ -130,7 +129,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
     enter(a, CONNECTING);
     // On a control channel the bandwidth may be measured (probe.h).
     return socket_connect_begin(peer->host, peer->port,
-                                a->request->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
+                                a->arrival->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }
 
 static bhvd_status give_up_waiting(const struct connector *connector, const struct attempt *a, struct bhvd_error *error)
@@ -142,7 +141,7 @@ static bhvd_status give_up_waiting(const struct connector *connector, const stru
                      socket_name(peer->host, peer->port).text);
 }
 
-// Returns whether the request has ended, successfully or not.
+// Returns whether it is connected or has given up.
 static bool advance(const struct connector *connector, struct attempt *a, bool has_event)
 {
     struct bhvd_error error = {0};
@@ -170,8 +169,8 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
         return false;
     if (status)
         return fail(a, connector->rank, failure, &error);
-    a->request->round_trip_ns = socket_round_trip_ns(a->fd);
-    a->request->fd = a->fd;
+    a->arrival->round_trip_ns = socket_round_trip_ns(a->fd);
+    a->arrival->fd = a->fd;
     a->fd = -1;
     return true;
 }
@@ -193,18 +192,18 @@ struct connector *connector_create(int rank, const struct endpoint *endpoints, c
 
 static struct arrival *end_attempt(struct attempt *a)
 {
-    struct arrival *request = a->request;
+    struct arrival *arrival = a->arrival;
     fd_close(&a->fd);
     *a = (struct attempt){.fd = -1};
-    return request;
+    return arrival;
 }
 
 void connector_destroy(struct connector *connector)
 {
     for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
         arrival_destroy(end_attempt(&connector->attempts[i]));
-    for (struct arrival *request; connector && (request = fifo_take(&connector->requests, next));)
-        arrival_destroy(request);
+    for (struct arrival *arrival; connector && (arrival = fifo_take(&connector->wanted, next));)
+        arrival_destroy(arrival);
     free(connector);
 }
 
@@ -214,7 +213,7 @@ void connector_after_fork(struct connector *connector)
         fd_close(&connector->attempts[i].fd);
 }
 
-void connector_add(struct connector *connector, struct arrival *request) { fifo_put(&connector->requests, request, next); }
+void connector_add(struct connector *connector, struct arrival *arrival) { fifo_put(&connector->wanted, arrival, next); }
 
 // Polls only entries with a descriptor: poll() takes no more entries than this process may have descriptors.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)
@@ -222,10 +221,10 @@ int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *w
     int count = 0;
     for (int i = 0; i < CONNECTOR_POLLS_MAX; i++) {
         struct attempt *a = &connector->attempts[i];
-        if (!a->request)
-            *a = (struct attempt){.request = fifo_take(&connector->requests, next), .fd = -1};
+        if (!a->arrival)
+            *a = (struct attempt){.arrival = fifo_take(&connector->wanted, next), .fd = -1};
         a->poll = -1;
-        if (!a->request)
+        if (!a->arrival)
             continue;
         if (a->fd >= 0) {
             a->poll = count;
@@ -241,7 +240,7 @@ struct arrival *connector_next(struct connector *connector, const struct pollfd 
 {
     while (connector->unserved > 0) {
         struct attempt *a = &connector->attempts[--connector->unserved];
-        if (a->request && advance(connector, a, a->poll >= 0 && polls[a->poll].revents))
+        if (a->arrival && advance(connector, a, a->poll >= 0 && polls[a->poll].revents))
             return end_attempt(a);
     }
     return NULL;

@@ -43,8 +43,8 @@ struct connector *connector_create(int rank, const struct endpoint *endpoints, c
 void connector_destroy(struct connector *connector);
 // In a forked child: closes its copies of the descriptors.
 void connector_after_fork(struct connector *connector);
-// Starts connecting. The connector owns the request from now on.
-void connector_add(struct connector *connector, struct arrival *request);
+// Starts connecting. The connector owns it from now on.
+void connector_add(struct connector *connector, struct arrival *arrival);
 
 // Fills in the descriptors to poll, at most CONNECTOR_POLLS_MAX, returns how many, and lowers *wake_ns to the connector's next
 // timeout.

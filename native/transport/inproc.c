@@ -50,10 +50,10 @@ bhvd_status inproc_connect(struct connections *c, void *handle, struct bhvd_erro
     struct inproc_world *world = handle;
     if (!world || world->memory.ranks != c->size)
         return error_set(error, BHVD_ERR_ARGUMENT, "transport \"inproc\" needs a world of %d ranks", c->size);
-    c->host = world->memory;
+    c->shm = world->memory;
     c->local_index = c->rank;
     c->local_size = c->size;
-    c->doorbell = (struct doorbell){shm_segment_doorbell(&c->host, c->rank), dup(world->doorbell_fds[c->rank])};
+    c->doorbell = (struct doorbell){shm_segment_doorbell(&c->shm, c->rank), dup(world->doorbell_fds[c->rank])};
     for (int peer = 0; peer < c->size; peer++) {
         if (peer != c->rank)
             connections_use_rings(c, peer, peer, dup(world->doorbell_fds[peer]));

@@ -1,10 +1,7 @@
 #include "transport/link.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -14,12 +11,12 @@ enum {
     EXPLANATION_NS = 2000000000
 };
 
-void link_mark_ready(struct link *link)
+void link_mark_active(struct link *link)
 {
-    if (!link->ready_links || link->is_queued)
+    if (!link->active_links || link->is_queued)
         return;
     link->is_queued = true;
-    fifo_put(link->ready_links, link, next_ready);
+    fifo_put(link->active_links, link, next_ready);
 }
 
 struct link *link_queue_pop(struct link_queue *queue)
@@ -105,7 +102,7 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
     bhvd_status status = flush_control(link, &progress);
     link->control.no_wakeup = false;
     if (link->control_out.size)
-        link_mark_ready(link);
+        link_mark_active(link);
     return status;
 }
 
@@ -169,7 +166,7 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
 static void break_link(struct link *link, bhvd_status error)
 {
     link->broken = error;
-    link_mark_ready(link);
+    link_mark_active(link);
 }
 
 // A pairwise operation's queue lacks memory; that of an execution is in use by another.
@@ -215,7 +212,7 @@ void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, 
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
     fifo_put(has_priority ? &data->priority_sends : &data->sends, transfer, next);
-    link_mark_ready(link);
+    link_mark_active(link);
 }
 
 // Removes the message of this number from the queue.
@@ -258,7 +255,7 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     if (!queue)
         return;
     if (link->is_blocked || link->lacks_data_channels)
-        link_mark_ready(link);
+        link_mark_active(link);
     struct transfer *unexpected = queue->unexpected.head ? take_numbered(&queue->unexpected, transfer->header.number) : NULL;
     if (unexpected) {
         const bool fits = unexpected->size == size;
@@ -535,7 +532,7 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
         status = status ? status : control;
     }
     if (status == BHVD_ERR_PEER_LOST && !is_of_frame) {
-        if (link->state == LINK_LEFT)
+        if (link->state == LINK_DEPARTED)
             return BHVD_OK;
         link->state = LINK_LOST;
     }
@@ -545,7 +542,7 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
 void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *progress)
 {
     if (link_advance(link, on_frame, arg, progress) || link->state == LINK_OPEN)
-        link->state = link->state == LINK_LEFT ? LINK_LEFT : LINK_LOST;
+        link->state = link->state == LINK_DEPARTED ? LINK_DEPARTED : LINK_LOST;
 }
 
 bhvd_status link_flush(struct link *link)

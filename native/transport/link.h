@@ -30,7 +30,7 @@ enum {
 
 enum link_state {
     LINK_OPEN,
-    LINK_LEFT,          // it said goodbye: earlier data can still be read
+    LINK_DEPARTED,          // it said goodbye: earlier data can still be read
     LINK_LOST,          // the connection broke without a goodbye
     LINK_UNCONNECTED    // not needed so far
 };
@@ -84,7 +84,7 @@ struct traffic {
     uint64_t posted, done;
 };
 
-// Links in the order of link_mark_ready.
+// Links in the order of link_mark_active.
 struct link_queue FIFO(struct link);
 
 struct link {
@@ -105,7 +105,7 @@ struct link {
                                                 // BHVD_ERR_SYSTEM: no memory for one; else BHVD_OK
     int64_t unexplained_since_ns;               // since when a data channel has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here
-    struct link_queue *ready_links;             // the queue for link_mark_ready (poller.h); NULL: none
+    struct link_queue *active_links;             // the queue for link_mark_active (poller.h); NULL: none
     struct link *next_ready;
     bool is_queued;                             // it is in that queue
     bool is_blocked, is_in_blocked_list;        // poller.h: a channel has input that nobody expects yet; the list of those holds it
@@ -131,7 +131,7 @@ void link_fini(struct link *link);
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool no_wakeup);
 
 // Queues the link for the next poll, because it has work that no descriptor reports.
-void link_mark_ready(struct link *link);
+void link_mark_active(struct link *link);
 // NULL: the queue is empty.
 struct link *link_queue_pop(struct link_queue *queue);
 

@@ -29,12 +29,12 @@ struct listener {
     _Atomic int count;                  // number of arrivals
     pthread_mutex_t lock;               // of the two lists
     struct FIFO(struct arrival) arrivals;
-    struct FIFO(struct arrival) requests;  // not yet passed to the connector
+    struct FIFO(struct arrival) wanted; // not yet passed to the connector
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server *handshakes;
     struct connector *connector;
     pthread_t thread;
-    int wake_fd;                        // an eventfd that wakes the thread for requests and for its end
+    int wake_fd;                        // an eventfd that wakes the thread for connections to be made and for its end
 };
 
 static void put(struct listener *listener, struct arrival *arrival)
@@ -129,17 +129,17 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
 
 // --------------------------------------------------------------------------------------------------------- outgoing connections
 
-static bhvd_status post(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
+static bhvd_status want(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
                         int64_t deadline_ns)
 {
-    struct arrival *request = arrival_create(rank, channel);
-    if (!request)
+    struct arrival *arrival = arrival_create(rank, channel);
+    if (!arrival)
         return BHVD_ERR_SYSTEM;
-    request->is_at_start = is_at_start;
-    request->connect_deadline_ns = connect_deadline_ns;
-    request->deadline_ns = deadline_ns;
+    arrival->is_at_start = is_at_start;
+    arrival->connect_deadline_ns = connect_deadline_ns;
+    arrival->deadline_ns = deadline_ns;
     pthread_mutex_lock(&listener->lock);
-    fifo_put(&listener->requests, request, next);
+    fifo_put(&listener->wanted, arrival, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
@@ -147,12 +147,12 @@ static bhvd_status post(struct listener *listener, int rank, uint32_t channel, b
 
 bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
 {
-    return post(listener, rank, CHANNEL_CONTROL, true, deadline_ns, deadline_ns);
+    return want(listener, rank, CHANNEL_CONTROL, true, deadline_ns, deadline_ns);
 }
 
 bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
 {
-    return post(listener, rank, channel, false, clock_deadline_ns(listener->options.connect_ms),
+    return want(listener, rank, channel, false, clock_deadline_ns(listener->options.connect_ms),
                 clock_deadline_ns(listener->options.open_ms));
 }
 
@@ -167,14 +167,14 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
     return auth_explain(status || auth_matches(proof, proofs->received[CHANNEL_LOCAL]) ? status : BHVD_ERR_AUTH, error);
 }
 
-static void take_requests(struct listener *listener)
+static void take_wanted(struct listener *listener)
 {
     pthread_mutex_lock(&listener->lock);
-    struct arrival *requests = fifo_take_all(&listener->requests);
+    struct arrival *wanted = fifo_take_all(&listener->wanted);
     pthread_mutex_unlock(&listener->lock);
-    for (struct arrival *next; requests; requests = next) {
-        next = requests->next;
-        connector_add(listener->connector, requests);
+    for (struct arrival *next; wanted; wanted = next) {
+        next = wanted->next;
+        connector_add(listener->connector, wanted);
     }
 }
 
@@ -187,7 +187,7 @@ static void *listener_main(void *arg)
     bool reported = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        take_requests(listener);
+        take_wanted(listener);
         const int incoming = handshake_server_poll(listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
         const int outgoing = connector_poll(listener->connector, others, &wake_ns);
@@ -215,8 +215,8 @@ static void listener_free(struct listener *listener)
     hang_up(listener);
     for (struct arrival *arrival; (arrival = listener_take(listener));)
         arrival_destroy(arrival);
-    for (struct arrival *request; (request = fifo_take(&listener->requests, next));)
-        arrival_destroy(request);
+    for (struct arrival *arrival; (arrival = fifo_take(&listener->wanted, next));)
+        arrival_destroy(arrival);
     listener_after_fork(listener);
     free(listener->known);
     pthread_mutex_destroy(&listener->lock);
@@ -226,7 +226,7 @@ static void listener_free(struct listener *listener)
 static bool listener_start(struct listener *listener)
 {
     const struct listener_options *o = &listener->options;
-    const int listeners[] = {[HANDSHAKE_TCP] = o->tcp_listener, [HANDSHAKE_LOCAL] = o->local_listener};
+    const int listeners[] = {[HANDSHAKE_TCP] = o->tcp_listen_fd, [HANDSHAKE_LOCAL] = o->local_listen_fd};
     listener->handshakes = handshake_server_create(listeners);
     listener->connector = connector_create(o->rank, o->endpoints, o->proofs);
     return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
@@ -258,8 +258,8 @@ void listener_close(struct listener *listener)
     eventfd_write(listener->wake_fd, 1);
     pthread_join(listener->thread, NULL);
     hang_up(listener);
-    fd_close(&listener->options.tcp_listener);
-    fd_close(&listener->options.local_listener);
+    fd_close(&listener->options.tcp_listen_fd);
+    fd_close(&listener->options.local_listen_fd);
 }
 
 void listener_destroy(struct listener *listener)
@@ -279,8 +279,8 @@ void listener_after_fork(struct listener *listener)
         connector_after_fork(listener->connector);
     for (struct arrival *arrival = listener->arrivals.head; arrival; arrival = arrival->next)
         fd_close(&arrival->fd);
-    fd_close(&listener->options.tcp_listener);
-    fd_close(&listener->options.local_listener);
+    fd_close(&listener->options.tcp_listen_fd);
+    fd_close(&listener->options.local_listen_fd);
     fd_close(&listener->options.doorbell_fd);
     fd_close(&listener->wake_fd);
 }

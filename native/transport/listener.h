@@ -2,7 +2,7 @@
 // the job. Its results are arrivals: peers with a valid introduction (auth.h), and channels that this rank has connected
 // (connector.h).
 //
-// The higher of two ranks connects, so simultaneous requests never cross. Arrivals are queued
+// The higher of two ranks connects, so simultaneous attempts never cross. Arrivals are queued
 // and reported by an eventfd. One thread takes them and decides their use (connect.c).
 #pragma once
 
@@ -14,7 +14,7 @@ struct listener;
 
 struct listener_options {
     int rank, size;
-    int tcp_listener, local_listener;   // owned by the listener from now on; -1: none
+    int tcp_listen_fd, local_listen_fd;   // owned by the listener from now on; -1: none
     const struct endpoint *endpoints;   // by rank, as are the proofs; must outlive the listener
     const struct bhvd_proofs *proofs;
     int doorbell_fd;                    // an eventfd that reports arrivals

@@ -66,7 +66,7 @@ static void requeue_blocked(struct poller *poller)
         poller->blocked[kept++] = link;
         for (int s = 0; s < link->data_channel_count; s++)
             if (data_channel_wants_input(link, &link->data_channels[s]))
-                link_mark_ready(link);
+                link_mark_active(link);
     }
     poller->blocked_count = kept;
 }
@@ -85,7 +85,7 @@ int poller_check(struct poller *poller, struct link *gone[POLLER_EVENTS])
         else if (descriptor >= DATA)
             link->data_channels[descriptor - DATA].channel.has_input |= (events[i].events & ~(uint32_t)EPOLLOUT) != 0;
         if (descriptor != LIVENESS)
-            link_mark_ready(link);
+            link_mark_active(link);
     }
     return gone_count;
 }
@@ -98,7 +98,7 @@ static bhvd_status poller_all(struct poller *poller, int size, int rank)
         if (other == rank)
             continue;
         if (over_sockets(link)) {
-            link->ready_links = &poller->ready_links;
+            link->active_links = &poller->active_links;
             poller->socket_count++;
         } else {
             poller->polled[poller->polled_count++] = link;

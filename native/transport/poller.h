@@ -1,6 +1,6 @@
 // Finds the links that have work without checking all of them.
 //
-//     over sockets               epoll reports input, and output space; a rank that posts a message marks the link ready
+//     over sockets               epoll reports input, and output space; a rank that posts a message marks the link active
 //     over memory, and over MPI  no events: these few are checked at every poll
 //
 // A data channel is registered for input until a message arrives that nobody expects yet, and again once it is expected:
@@ -20,7 +20,7 @@ struct poller {
     int polled_count, blocked_count;
     int socket_count;           // links over sockets only,
     int liveness_count;         // links with a liveness socket
-    struct link_queue ready_links;      // links that have work now
+    struct link_queue active_links;     // links that have work now
 };
 
 // links[rank] is unused. On BHVD_ERR_SYSTEM, with errno, nothing is left behind.
@@ -29,6 +29,6 @@ void poller_fini(struct poller *poller);
 
 // Must be called after each link_advance. BHVD_ERR_SYSTEM, with errno: the kernel takes no more descriptors.
 bhvd_status poller_update(struct poller *poller, struct link *link);
-// One system call: marks the links over sockets that have work as ready. Returns the number of links
+// One system call: marks the links over sockets that have work as active. Returns the number of links
 // whose liveness socket reports the peer's end, and the links in gone.
 int poller_check(struct poller *poller, struct link *gone[POLLER_EVENTS]);

@@ -86,7 +86,7 @@ struct stretch {
     uint32_t nbytes;
 };
 
-// Bytes that arrive with the head of the train or after a pause are not counted, since they may have been waiting.
+// Bytes that arrive with the train's first probe or after a pause are not counted, since they may have been waiting.
 static bhvd_status receive_train(int fd, uint32_t wanted, int64_t pause_ns, int64_t deadline_ns, struct stretch *sum)
 {
     unsigned char piece[PIECE_NBYTES];

@@ -15,14 +15,14 @@ static size_t areas_offset(int ranks)
     return size_round_up(rings_offset(ranks) + (size_t)ranks * ranks * PAIR_STRIDE, PAGE);
 }
 
-static size_t staging_buffers_offset(int ranks) { return size_round_up((size_t)ranks * sizeof(struct host_counts), PAGE); }
+static size_t buffers_offset(int ranks) { return size_round_up((size_t)ranks * sizeof(struct shm_progress), PAGE); }
 
-static size_t staging_slot_size(int ranks)
+static size_t slot_size(int ranks)
 {
-    return staging_buffers_offset(ranks) + (size_t)ranks * HOST_STAGING_BUFFERS * HOST_STAGING_BUFFER_BYTES;
+    return buffers_offset(ranks) + (size_t)ranks * SHM_BUFFERS * SHM_BUFFER_BYTES;
 }
 
-size_t shm_segment_size(int ranks) { return areas_offset(ranks) + HOST_AREAS * HOST_STAGING_SLOTS * staging_slot_size(ranks); }
+size_t shm_segment_size(int ranks) { return areas_offset(ranks) + SHM_AREAS * SHM_SLOTS * slot_size(ranks); }
 
 struct doorbell_word *shm_segment_doorbell(const struct shm_segment *memory, int index)
 {
@@ -40,18 +40,18 @@ struct ring *shm_segment_data_ring(const struct shm_segment *memory, int from, i
     return (struct ring *)((unsigned char *)shm_segment_control_ring(memory, from, to) + CONTROL_STRIDE);
 }
 
-static unsigned char *staging_slot_base(const struct shm_segment *memory, int area, int slot)
+static unsigned char *slot_base(const struct shm_segment *memory, int area, int slot)
 {
-    return memory->base + areas_offset(memory->ranks) + (area * HOST_STAGING_SLOTS + slot) * staging_slot_size(memory->ranks);
+    return memory->base + areas_offset(memory->ranks) + (area * SHM_SLOTS + slot) * slot_size(memory->ranks);
 }
 
-struct host_counts *shm_segment_counts(const struct shm_segment *memory, int area, int slot, int index)
+struct shm_progress *shm_segment_progress(const struct shm_segment *memory, int area, int slot, int index)
 {
-    return (struct host_counts *)staging_slot_base(memory, area, slot) + index;
+    return (struct shm_progress *)slot_base(memory, area, slot) + index;
 }
 
-unsigned char *shm_segment_staging_buffer(const struct shm_segment *memory, int area, int slot, int index, int staging_buffer)
+unsigned char *shm_segment_buffer(const struct shm_segment *memory, int area, int slot, int index, int buffer)
 {
-    size_t n = (size_t)index * HOST_STAGING_BUFFERS + staging_buffer;
-    return staging_slot_base(memory, area, slot) + staging_buffers_offset(memory->ranks) + n * HOST_STAGING_BUFFER_BYTES;
+    size_t n = (size_t)index * SHM_BUFFERS + buffer;
+    return slot_base(memory, area, slot) + buffers_offset(memory->ranks) + n * SHM_BUFFER_BYTES;
 }

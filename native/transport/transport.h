@@ -27,7 +27,6 @@ static inline void fd_close(int *fd)
 
 // Called by the holder of engine_lock only. Neither call blocks.
 struct channel_ops {
-    const char *name;
     // Moves bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: the pipe is broken or, for recv, at its end.
     // BHVD_ERR_SYSTEM: no memory.
     bhvd_status (*send)(struct channel *channel, const struct iovec *parts, int count, size_t *moved);

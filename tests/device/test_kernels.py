@@ -185,7 +185,7 @@ def test_error_feedback(launch, type):
         src, error = values(type, count, kind, offset=1), values("f32", count, "normal")
         total = error + element.load(src).astype(np.float32)
         sums, rounded = np.zeros(count, np.float32), np.zeros(count, element.storage)
-        launch(f"feed_error_{type}", 2, 64, sums, 0 if type == "f32" else rounded, error, src, count)
+        launch(f"feed_residual_{type}", 2, 64, sums, 0 if type == "f32" else rounded, error, src, count)
         np.testing.assert_array_equal(sums, total)
         if type != "f32":
             np.testing.assert_array_equal(element.load(rounded), element.load(element.store(total)))

@@ -58,7 +58,7 @@ static bhvd_context *make_context(int rank, bool in_tree)
     REQUIRE(!context_new(&options, &ctx, &error));
     kernel_table_init(&ctx->exec.kernels, 0);
     REQUIRE(!connections_init(&ctx->exec.connections, &ctx->options, NULL, &error) && !context_prepare(ctx));
-    empty_rings(&ctx->exec.connections.host);
+    empty_rings(&ctx->exec.connections.shm);
     const int32_t all[] = {0, 1, 2}, some[] = {0, 1};
     int id;
     REQUIRE(!process_set_add(&ctx->sets, &ctx->exec, all, 3, false, &id, &error) &&
@@ -127,7 +127,7 @@ static void look_at_executions(const bhvd_context *ctx)
             REQUIRE(i == 0 || (op->coll.kind == BHVD_ALLREDUCE && e->colls[0]->kind == BHVD_ALLREDUCE));
             REQUIRE(!op->coll.is_proxy || op->coll.kind == BHVD_ALLREDUCE ||
                     bhvd_encoded_size(op->coll.codec, op->coll.tensors[0].dtype, 1, &op->coll.codec_options));
-            REQUIRE(response_agrees(set, op, op->agreed, op->agreed_count));
+            REQUIRE(response_agrees(set, op));
             for (int j = 0; j < i; j++)
                 REQUIRE(e->colls[j] != &op->coll);
         }
@@ -159,8 +159,8 @@ static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct b
     // A rank that said goodbye is not waited for.
     bool needed = ctx->options.rank == COORDINATOR || link->rank == COORDINATOR;
     // The coordinator's end may come through a parent.
-    if (!status && link->state == LINK_LEFT && needed)
-        REQUIRE(ctx->closing.status || ctx->coordinator->requesters[link->rank].left || ctx->relay->closing_by_ns);
+    if (!status && link->state == LINK_DEPARTED && needed)
+        REQUIRE(ctx->closing.status || ctx->coordinator->requesters[link->rank].departed || ctx->relay->closing_by_ns);
     return status;
 }
 

@@ -104,8 +104,8 @@ static void fill_states(struct post *p, size_t count, struct supply *s)
 {
     uint8_t which = supply_u8(s);
     struct bhvd_args *args = &p->args;
-    args->worker_error = which & 1 ? take_memory(p, count * sizeof(float)) : NULL;
-    args->server_error = which & 2 ? take_memory(p, (count + RANKS) * sizeof(float)) : NULL;
+    args->worker_residual = which & 1 ? take_memory(p, count * sizeof(float)) : NULL;
+    args->server_residual = which & 2 ? take_memory(p, (count + RANKS) * sizeof(float)) : NULL;
     for (int r = 0; r < REPLICAS; r++) {
         args->replicas[r] = which & 4 << r ? take_memory(p, count * sizeof(float)) : NULL;
         args->before[r] = hostile_f64(s);

@@ -138,7 +138,7 @@ def _measure_feedback(table, kernels):
     count = NBYTES // 4
     x, error = (cupy.random.default_rng(seed).standard_normal(count, dtype=cupy.float32) for seed in (1, 2))
     total = cupy.zeros(count, cupy.float32)
-    feed, keep = kernels.function("feed_error_f32"), kernels.function("update_residual_f32")
+    feed, keep = kernels.function("feed_residual_f32"), kernels.function("update_residual_f32")
     times = _times(lambda: _launch(feed, BLOCKS, total, 0, error, x, count))
     _check("feeding errors", total.get(), error.get() + x.get())
     table.line("feed errors of float32", 3 * NBYTES, times)

@@ -68,7 +68,7 @@ def _others():
     grid = COUNT // (4 * THREADS)
     yield "copy_spans", *_spans(a, b)
     yield "scale", grid, (a, b, 0.5, COUNT)
-    yield "feed_error", grid, (a, 0, b, c, COUNT)
+    yield "feed_residual", grid, (a, 0, b, c, COUNT)
     yield "update_residual", grid, (a, b, COUNT)
     yield "mix", grid, (a, b, c, d, 0, 0.5, 0.25, 0.25, 0.0, COUNT)
 

@@ -34,7 +34,7 @@ struct scenario {
 struct rank {
     bhvd_context *ctx;
     int step;
-    bool leaving, left;
+    bool leaving, departed;
     bhvd_handle *handles[STEPS];
     int handle_count;
     char order[4 * RANKS_MAX];              // its executions, by first letters
@@ -79,7 +79,7 @@ static void begin(void)
         ranks[r] = (struct rank){.ctx = make_context(r)};
     for (int from = 0; from < rank_count; from++) {
         for (int to = 0; to < rank_count; to++) {
-            struct ring *ring = shm_segment_control_ring(&ranks[0].ctx->exec.connections.host, from, to);
+            struct ring *ring = shm_segment_control_ring(&ranks[0].ctx->exec.connections.shm, from, to);
             atomic_store(&ring->head, 0);
             atomic_store(&ring->tail, 0);
         }
@@ -134,9 +134,9 @@ static bool can_step(int r)
 // Like progress_stop.
 static void leave_when_free(struct rank *rank)
 {
-    if (!rank->leaving || rank->left || !departure_is_free(rank->ctx))
+    if (!rank->leaving || rank->departed || !departure_is_free(rank->ctx))
         return;
-    rank->left = true;
+    rank->departed = true;
     executor_fail(&rank->ctx->exec, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
     departure_send_goodbye(rank->ctx);
 }
@@ -168,7 +168,7 @@ static void execute_all(struct rank *rank)
             if (!op->coll.is_proxy)
                 rank->order[rank->executed++] = op->coll.name[0];
             if (op->coll.kind == BHVD_JOIN)
-                op->value = op->agreed[0];
+                op->value = op->response_numbers[0];
             operation_complete(op, NULL);
         }
         free(e);
@@ -180,7 +180,7 @@ static void act(int action)
     int r = action % rank_count;
     if (action >= rank_count)
         take_step(r);
-    if (!ranks[r].left) {
+    if (!ranks[r].departed) {
         engine_poll(ranks[r].ctx, true);
         execute_all(&ranks[r]);
         leave_when_free(&ranks[r]);
@@ -220,7 +220,7 @@ static uint64_t state_hash(void)
     uint64_t hash = 0xcbf29ce484222325u;
     for (int r = 0; r < rank_count; r++) {
         const struct rank *rank = &ranks[r];
-        mix_number(&hash, (uint64_t)rank->step << 32 | (uint64_t)rank->leaving << 1 | rank->left);
+        mix_number(&hash, (uint64_t)rank->step << 32 | (uint64_t)rank->leaving << 1 | rank->departed);
         mix_relay(&hash, rank->ctx->relay);
         mix(&hash, rank->order, rank->executed);
         for (int i = 0; i < rank->handle_count; i++) {
@@ -230,7 +230,7 @@ static uint64_t state_hash(void)
         }
         mix_number(&hash, rank->ctx->closing.status << 8 | rank->ctx->exec.failure.status);
         for (int peer = 0; peer < rank_count; peer++) {
-            struct ring *ring = shm_segment_control_ring(&rank->ctx->exec.connections.host, r, peer);
+            struct ring *ring = shm_segment_control_ring(&rank->ctx->exec.connections.shm, r, peer);
             uint64_t head = atomic_load(&ring->head), tail = atomic_load(&ring->tail);
             mix_number(&hash, tail - head);
             mix(&hash, ring->data + head, tail - head);     // never wraps: it is far larger than all messages together
@@ -243,7 +243,7 @@ static uint64_t state_hash(void)
         pending += mix_pending(each);   // in any order, since the table has none
     mix_number(&hash, pending);
     for (int r = 0; r < rank_count; r++)
-        mix(&hash, (int[]){c->requesters[r].joined, c->requesters[r].left}, 2 * sizeof(int));
+        mix(&hash, (int[]){c->requesters[r].joined, c->requesters[r].departed}, 2 * sizeof(int));
     mix_number(&hash, (uint64_t)c->last_joined);
     return hash | 1;
 }
@@ -300,7 +300,7 @@ static void check_end(const int *actions, int depth)
         somebody_left_early |= leaves_early(r) && !scenario->ends_only;
     for (int r = 0; r < rank_count; r++) {
         const struct rank *rank = &ranks[r];
-        if (!all_done(rank) || !rank->left)
+        if (!all_done(rank) || !rank->departed)
             check_fail(__FILE__, __LINE__, "rank %d waits for ever after: %s", r, schedule(actions, depth));
         for (int i = 0; i < rank->handle_count; i++) {
             struct bhvd_error error;
@@ -344,7 +344,7 @@ static void explore(int *actions, int depth)
             is_here = true;
             CHECK(state_hash() == here);        // the actions are deterministic
         }
-        if (action >= rank_count ? !can_step(action - rank_count) : ranks[action].left)
+        if (action >= rank_count ? !can_step(action - rank_count) : ranks[action].departed)
             continue;
         actions[depth] = action;
         act(action);

@@ -164,7 +164,7 @@ static void agrees_again_and_again(struct job *job, int rank, bhvd_context *ctx)
     finish(post(ctx, BHVD_BARRIER, "all", NULL, NULL, -1, BHVD_OK), BHVD_OK);
     if (rank == 0) {
         pthread_mutex_lock(&ctx->engine_lock);
-        CHECK_EQ(ctx->pairwise->agreed, 1);
+        CHECK_EQ(ctx->pairwise->count, 1);
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     finish(post(ctx, BHVD_BARRIER, "looked", NULL, NULL, -1, BHVD_OK), BHVD_OK);
@@ -181,7 +181,7 @@ static void agrees_before_each_join(struct job *job, int rank, bhvd_context *ctx
         finish(post(ctx, BHVD_JOIN, "join", NULL, NULL, -1, BHVD_OK), BHVD_OK);
         if (rank == 0) {
             pthread_mutex_lock(&ctx->engine_lock);
-            CHECK_EQ(ctx->pairwise->agreed, 0);
+            CHECK_EQ(ctx->pairwise->count, 0);
             CHECK_EQ(process_set_get(&ctx->sets, 0)->pairwise_count, 0);
             pthread_mutex_unlock(&ctx->engine_lock);
         }

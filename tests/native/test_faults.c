@@ -340,7 +340,7 @@ static int64_t unanswered_ns(struct channel *channel, int64_t checked_ns)
 }
 
 // Like a socket's: readiness is known only by reading.
-static const struct channel_ops line_ops = {.name = "line", .send = send_bytes, .recv = take_bytes, .silence_ns = unanswered_ns};
+static const struct channel_ops line_ops = {.send = send_bytes, .recv = take_bytes, .silence_ns = unanswered_ns};
 
 static void connect_lines(struct connections *c)
 {

@@ -23,7 +23,7 @@ static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
     struct bytes bytes = {0};
     request_write(&bytes, 1, &args);
     CHECK_STATUS(request_parse(bytes.data, bytes.size, &pending->requests[0]), BHVD_OK);
-    pending->size = pending->ready_count = 1;
+    pending->size = pending->requested_count = 1;
     bytes_fini(&bytes);
     fifo_put(&c.ready, pending, next_ready);
     return pending;
@@ -41,9 +41,9 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
                    *fits = add(8, BHVD_FLOAT32, 1), *full = add(1, BHVD_FLOAT32, 1), *other = add(1, BHVD_FLOAT32, 2);
     fuse(&c, THRESHOLD);
     CHECK(c.ready.head == a && a->next_ready == b && b->next_ready == too_much && too_much->next_ready == other && !other->next_ready);
-    CHECK(a->next_fused == fits && !fits->next_fused && a->fused_count == 2);
-    CHECK(!b->next_fused);
-    CHECK(too_much->next_fused == full && too_much->fused_nbytes == 44);
+    CHECK(a->fused.head == fits && !fits->next_fused && a->fused_count == 2);
+    CHECK(!b->fused.head);
+    CHECK(too_much->fused.head == full && too_much->fused_nbytes == 44);
     fuse_fini(&c);
 }
 
@@ -68,7 +68,7 @@ TEST(many_kinds_are_answered_once_each)
     fuse(&c, THRESHOLD);
     for (struct pending *head = c.ready.head; head; head = head->next_ready) {
         CHECK(head->fused_nbytes <= THRESHOLD);
-        for (struct pending *p = head; p; p = p->next_fused, seen++)
+        for (struct pending *p = head; p; p = p == head ? head->fused.head : p->next_fused, seen++)
             CHECK(pending_is_fusable(head, p));
     }
     CHECK_EQ(seen, MANY);

@@ -167,7 +167,7 @@ TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
     link_number_recv(&pair.b.link, 4);          // posted later
     post_recv(&pair.b.link, 4, &receives[0], in[0], LENGTH);
     CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
-    pair.b.link.state = LINK_LEFT;
+    pair.b.link.state = LINK_DEPARTED;
     post_recv(&pair.b.link, 3, &receives[1], in[1], LENGTH);
     progress = false;
     CHECK_STATUS(link_advance(&pair.b.link, on_frame, NULL, &progress), BHVD_OK);

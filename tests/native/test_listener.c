@@ -196,7 +196,7 @@ TEST(streams_of_a_link_are_connected_at_the_same_time)
     links[0].data_channel_count = LINK_DATA_CHANNELS_MAX;
     links[0].lacks_data_channels = true;
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 2, .tcp_listener = -1, .local_listener = -1, .endpoints = endpoints, .proofs = proofs,
+        .rank = 1, .size = 2, .tcp_listen_fd = -1, .local_listen_fd = -1, .endpoints = endpoints, .proofs = proofs,
         .doorbell_fd = c.doorbell.fd, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &c.listener, &error), BHVD_OK);
     CHECK_STATUS(connections_open(&c, &links[0]), BHVD_OK);
     int data_channels[LINK_DATA_CHANNELS_MAX];
@@ -343,7 +343,7 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
     prove(2, 1, proofs[2].received);
     const int before = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_create(&(struct listener_options){
-        .rank = 1, .size = 3, .tcp_listener = own, .local_listener = -1, .endpoints = endpoints, .proofs = proofs,
+        .rank = 1, .size = 3, .tcp_listen_fd = own, .local_listen_fd = -1, .endpoints = endpoints, .proofs = proofs,
         .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
     const int listening = entry_count("/proc/self/fd");
     CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);

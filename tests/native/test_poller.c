@@ -68,7 +68,7 @@ static unsigned turn(struct world *world)
     unsigned ranks = 0;
     bool progress;
     CHECK_EQ(poller_check(&world->poller, gone), 0);
-    while ((link = link_queue_pop(&world->poller.ready_links))) {
+    while ((link = link_queue_pop(&world->poller.active_links))) {
         ranks |= 1u << link->rank;
         CHECK_STATUS(link_advance(link, on_frame, NULL, &progress), BHVD_OK);
         CHECK_STATUS(poller_update(&world->poller, link), BHVD_OK);
@@ -175,7 +175,7 @@ TEST(the_last_messages_of_a_rank_that_has_left_wake_the_engine)
     world_init(&world);
     struct link *link = &world.links[1];
     post_recv(link, 1, &receive, in, LENGTH);
-    link->state = LINK_LEFT;
+    link->state = LINK_DEPARTED;
     CHECK_STATUS(poller_update(&world.poller, link), BHVD_OK);
     shutdown(world.control[1], SHUT_RDWR);
     CHECK(!wakes(&world));

@@ -12,7 +12,7 @@ enum {
 };
 
 struct memory {
-    float *values, *out[KINDS], *worker_error, *server_error, *replicas[3], *of_hosts[3];
+    float *values, *out[KINDS], *worker_residual, *server_residual, *replicas[3], *of_hosts[3];
 };
 
 static float *floats(size_t count, float value)
@@ -25,7 +25,7 @@ static float *floats(size_t count, float value)
 
 static struct memory memory_create(float value)
 {
-    struct memory m = {.values = floats(COUNT, value), .worker_error = floats(COUNT, 0), .server_error = floats(COUNT, 0)};
+    struct memory m = {.values = floats(COUNT, value), .worker_residual = floats(COUNT, 0), .server_residual = floats(COUNT, 0)};
     for (int i = 0; i < KINDS; i++)
         m.out[i] = floats(COUNT, -1);
     for (int i = 0; i < 3; i++) {
@@ -38,8 +38,8 @@ static struct memory memory_create(float value)
 static void memory_destroy(struct memory *m)
 {
     free(m->values);
-    free(m->worker_error);
-    free(m->server_error);
+    free(m->worker_residual);
+    free(m->server_residual);
     for (int i = 0; i < KINDS; i++)
         free(m->out[i]);
     for (int i = 0; i < 3; i++) {
@@ -64,7 +64,7 @@ static bhvd_handle *post(bhvd_context *ctx, struct memory *m, int kind, int roun
         .kind = kinds[kind], .name = name, .tensors = tensors, .tensor_count = 3, .op = BHVD_OP_AVERAGE,
         .prescale_factor = 1.0, .postscale_factor = 1.0, .codec = BHVD_CODEC_MINMAX_UINT8,
         .exchange = kind == 1 ? BHVD_EXCHANGE_ALLGATHER : BHVD_EXCHANGE_SCATTER_GATHER,
-        .worker_error = kind == 0 ? m->worker_error : NULL, .server_error = kind == 0 ? m->server_error : NULL,
+        .worker_residual = kind == 0 ? m->worker_residual : NULL, .server_residual = kind == 0 ? m->server_residual : NULL,
         .replicas = {replicas[0], replicas[1], replicas[2]},
         .topology = BHVD_TOPOLOGY_SHIFT_ONE, .round = round, .hierarchical = kind > 3, .device = -1};
     struct bhvd_error error;
@@ -100,7 +100,7 @@ static void all_at_once(struct job *job, int rank, bhvd_context *ctx)
         check_constant(m.replicas[0], (float)((rank + 1) * (round + 1)));
         check_constant(m.replicas[1], (float)(((rank + RANKS - 1) % RANKS + 1) * (round + 1)));
         check_constant(m.replicas[2], (float)(((rank + 1) % RANKS + 1) * (round + 1)));
-        check_constant(m.worker_error, 0.0f);
+        check_constant(m.worker_residual, 0.0f);
         check_constant(m.values, (float)(rank + 1));
     }
     memory_destroy(&m);

@@ -102,7 +102,7 @@ static void one_after_the_other_leaves(struct job *job, int rank, bhvd_context *
     begin(job, ctx);
     for (int left = 0; rank == 0 && left < 2; usleep(1000)) {
         pthread_mutex_lock(&ctx->engine_lock);
-        left = ctx->coordinator->left_count;
+        left = ctx->coordinator->departed_count;
         pthread_mutex_unlock(&ctx->engine_lock);
     }
     if (rank != 2)

@@ -52,29 +52,33 @@ static void check_response(const struct pending *pending, struct process_set *se
 {
     struct bytes out = {0};
     struct bhvd_operation *op = make_operation(member);
-    pending_put_agreed(&out, pending, member, longest);
+    pending_put_numbers(&out, pending, member, longest);
     struct bytes_reader r = bytes_read(&out);
     const uint32_t count = bytes_take_u32(&r);
     CHECK_EQ(count, COLUMNS * (MANY + 1));
     CHECK_EQ(out.size, sizeof count + count * sizeof(int64_t));
-    int64_t *agreed = malloc(count * sizeof *agreed);
-    memcpy(agreed, r.at, count * sizeof *agreed);
+    int64_t *numbers = malloc(count * sizeof *numbers);
+    memcpy(numbers, r.at, count * sizeof *numbers);
     for (int t = 0; t < COLUMNS; t++) {
         for (int from = 0; from < MANY; from++)
-            CHECK_EQ(agreed[t * (MANY + 1) + from], rows(from, member));
-        CHECK_EQ(agreed[t * (MANY + 1) + MANY], 4);
+            CHECK_EQ(numbers[t * (MANY + 1) + from], rows(from, member));
+        CHECK_EQ(numbers[t * (MANY + 1) + MANY], 4);
     }
     set->group.rank = member;
-    CHECK(response_agrees(set, op, agreed, count));
-    CHECK(!response_agrees(set, op, agreed, count - 1));
-    agreed[MANY] = 2;                                   // less than it sends
-    CHECK(!response_agrees(set, op, agreed, count));
-    agreed[MANY] = INT64_MAX;
-    CHECK(!response_agrees(set, op, agreed, count));
-    agreed[MANY] = 4;
-    agreed[member] = rows(member, member) ? 0 : 1;      // contradicts what it sends to itself
-    CHECK(!response_agrees(set, op, agreed, count));
-    free(agreed);
+    op->response_numbers = numbers;
+    op->response_number_count = count;
+    CHECK(response_agrees(set, op));
+    op->response_number_count = count - 1;
+    CHECK(!response_agrees(set, op));
+    op->response_number_count = count;
+    numbers[MANY] = 2;                                   // less than it sends
+    CHECK(!response_agrees(set, op));
+    numbers[MANY] = INT64_MAX;
+    CHECK(!response_agrees(set, op));
+    numbers[MANY] = 4;
+    numbers[member] = rows(member, member) ? 0 : 1;      // contradicts what it sends to itself
+    CHECK(!response_agrees(set, op));
+    free(numbers);
     free(op->splits);
     free(op);
     bytes_fini(&out);
@@ -91,7 +95,7 @@ TEST(each_member_of_an_alltoall_hears_what_it_receives)
     for (int rank = 0; rank < MANY; rank++) {
         ranks[rank] = rank;
         pending->requests[rank] = rank ? make_request(rank) : first;
-        pending->ready_count++;
+        pending->requested_count++;
     }
     CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_OK);
     const int64_t longest[COLUMNS] = {pending_longest(pending, 0), pending_longest(pending, 1)};
@@ -125,7 +129,7 @@ TEST(a_group_that_is_too_large_to_agree_on)
         ranks[rank] = rank;
         pending->requests[rank] = request;
         request_retain(request);
-        pending->ready_count++;
+        pending->requested_count++;
     }
     request_release(request);
     CHECK_STATUS(pending_check(pending, &set, 0, &error), BHVD_ERR_UNSUPPORTED);

@@ -112,7 +112,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         schedule_allgather_direct(schedule, job->part);
         break;
     case ALLGATHER_DOUBLING:
-        schedule_allgather_doubling(schedule, job->part);
+        schedule_allgather_bruck(schedule, job->part);
         break;
     case ALLTOALL:
         received = malloc((size_t)n * sizeof *received);

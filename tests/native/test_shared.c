@@ -22,7 +22,7 @@ struct member {
 static void member_init(struct member *m, int rank, const struct shm_segment *memory, const int *fds)
 {
     *m = (struct member){.group = {.size = MEMBERS, .rank = rank, .shared = true}};
-    m->exec.connections = (struct connections){.host = *memory, .links = m->links, .rank = rank, .size = MEMBERS};
+    m->exec.connections = (struct connections){.shm = *memory, .links = m->links, .rank = rank, .size = MEMBERS};
     m->group.local_indices = m->indices;
     m->group.ranks = m->ranks;
     for (int i = 0; i < MEMBERS; i++) {
@@ -55,12 +55,12 @@ TEST(the_end_of_a_broadcast_wakes_who_waits_for_it)
         member_init(&members[i], i, &memory, fds);
     const struct shared_steps from_0 = {do_nothing, NULL, do_nothing, true, 0}, from_1 = {do_nothing, NULL, do_nothing, true, 1};
     for (int i = 0; i < MEMBERS; i++)
-        pipeline_begin(&first[i], &members[i].group, 0, HOST_STAGING_BUFFERS, &from_0);
+        pipeline_begin(&first[i], &members[i].group, 0, SHM_BUFFERS, &from_0);
     advance(root, &first[0]);
     advance(next, &first[1]);
     CHECK(pipeline_is_complete(&first[0]) && pipeline_is_complete(&first[1]));
     pipeline_end(&next->exec, &first[1]);
-    pipeline_begin(&second, &next->group, 0, HOST_STAGING_BUFFERS + 1, &from_1);
+    pipeline_begin(&second, &next->group, 0, SHM_BUFFERS + 1, &from_1);
     advance(next, &second);
     CHECK(!pipeline_can_advance(&next->exec, &second));
     atomic_store(&shm_segment_doorbell(&memory, 1)->state, DOORBELL_ASLEEP);

@@ -134,7 +134,7 @@ def test_several_segments_of_unequal_chunks(world, exchange):
         own_worker, own_server = np.zeros(count, np.float32), np.zeros(SEGMENT + 1, np.float32)
         sent = context.counters().payload_bytes_sent
         post(context, name, [view(array, "float32", "in place")], MINMAX, exchange,
-             worker_error=vectors.floats(own_worker), server_error=vectors.floats(own_server)).wait()
+             worker_residual=vectors.floats(own_worker), server_residual=vectors.floats(own_server)).wait()
         return array, own_worker, own_server, context.counters().payload_bytes_sent - sent
 
     for rank, (out, own_worker, own_server, sent) in enumerate(world.run(call)):
@@ -168,7 +168,7 @@ def test_error_feedback(world, exchange, codec):
         def call(rank, context, inputs=inputs, step=step):
             array = inputs[rank].copy()
             post(context, name, [view(array, "float32", "in place")], codec, exchange, step,
-                 worker_error=vectors.floats(kept[rank][0]), server_error=vectors.floats(kept[rank][1])).wait()
+                 worker_residual=vectors.floats(kept[rank][0]), server_residual=vectors.floats(kept[rank][1])).wait()
             return array
 
         wanted = expected(exchange, codec, "float32", inputs, 1 / n, seeds=[step] * n, **errors)

@@ -134,7 +134,8 @@ def test_c_lp_s_with_error_feedback(world, op, codec, exchange):
                 out = np.empty_like(inputs[rank])
                 context.post(native.C_LP_S, name, [view(inputs[rank], dtype, out)], op=op, exchange=exchange,
                              prescale_factor=2.0, postscale_factor=0.25, hierarchical=1,
-                             worker_error=vectors.floats(kept[rank][0]), server_error=vectors.floats(kept[rank][1]),
+                             worker_residual=vectors.floats(kept[rank][0]),
+                             server_residual=vectors.floats(kept[rank][1]),
                              **codec.fields(10 * step + rank)).wait()
                 return out
 
@@ -244,8 +245,8 @@ def test_those_in_flight_together_are_as_one_after_the_other(hosts):
                 else:
                     worker, server = states[i % 2]
                     posted = context.post(native.C_LP_S, f"c{i}", [view(array, "float32", "in place")], hierarchical=1,
-                                          op=native.OP_AVERAGE, worker_error=vectors.floats(worker[:count]),
-                                          server_error=vectors.floats(server[:count]), **MINMAX.fields())
+                                          op=native.OP_AVERAGE, worker_residual=vectors.floats(worker[:count]),
+                                          server_residual=vectors.floats(server[:count]), **MINMAX.fields())
                 if together:
                     running.append(posted)
                 else:

@@ -223,7 +223,7 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
     if (args->device >= 0 ? !args->gpu || args->gpu->index != args->device : args->gpu != NULL)
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d, but was given %s", args->name, args->device,
                          args->gpu ? "another GPU" : "no GPU");
-    if (args->gpu && ((args->worker_error && !args->worker_copy) || (args->server_error && !args->server_copy)))
+    if (args->gpu && ((args->worker_residual && !args->worker_copy) || (args->server_residual && !args->server_copy)))
         return error_set(error, BHVD_ERR_ARGUMENT, "'%s' is on device %d and uses error feedback: give device copies of the error "
                          "states", args->name, args->device);
     if (OPERATION_TRAITS[args->kind].is_of_all && args->process_set != 0)

@@ -7,7 +7,6 @@
 #include "core/context/context.h"
 #include "core/engine/engine.h"
 #include "core/health/heartbeat.h"
-#include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"

@@ -9,15 +9,12 @@
 #include "core/context/operation.h"
 #include "core/message/frame.h"
 #include "core/message/request.h"
-#include "gpu/device_copy.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 
 static void tensor_init(struct tensor *out, const struct bhvd_tensor *in)
 {
-    size_t row = 1;
-    for (int d = 1; d < in->ndim; d++)
-        row *= (size_t)in->shape[d];
+    const size_t row = tensor_elements(in, 1);
     int64_t dim0 = in->ndim ? in->shape[0] : 1;
     size_t element = bhvd_dtype_size(in->dtype);
     *out = (struct tensor){
@@ -126,10 +123,10 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     }
     op->coll.before[0] = 1;
     memcpy(op->coll.after, args->after, sizeof op->coll.after);
-    op->coll.worker_error = args->worker_error;
-    op->coll.server_error = args->server_error;
-    op->coll.worker_copy = args->worker_error ? args->worker_copy : NULL;
-    op->coll.server_copy = args->server_error ? args->server_copy : NULL;
+    op->coll.worker_residual = args->worker_residual;
+    op->coll.server_residual = args->server_residual;
+    op->coll.worker_copy = args->worker_residual ? args->worker_copy : NULL;
+    op->coll.server_copy = args->server_residual ? args->server_copy : NULL;
     op->coll.tensor_count = args->tensor_count;
     op->coll.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {

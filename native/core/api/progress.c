@@ -1,15 +1,12 @@
 #include "core/api/progress.h"
 
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/futex.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/operation.h"

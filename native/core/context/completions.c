@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/fifo.h"
 #include "base/futex.h"
-#include "base/status.h"
 
 struct completion {
     struct completion *next;

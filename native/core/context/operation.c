@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/futex.h"
 #include "base/status.h"
 #include "core/context/completions.h"
@@ -113,7 +112,7 @@ void operation_release(struct bhvd_operation *op)
     staging_destroy(op->coll.staging);
     bytes_fini(&op->request);
     free(op->splits);
-    free(op->agreed_owned);
+    free(op->response_numbers_owned);
     free(op->inline_sum);
     free(op->received_splits);
     free(op);

@@ -37,9 +37,9 @@ struct bhvd_operation {
     size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
     struct lru_entry *cached;      // the entry by which it was requested, or which its response created
-    const int64_t *agreed;              // numbers added by the response, see core/negotiation/member.h
-    size_t agreed_count;
-    int64_t *agreed_owned;              // to be freed; NULL when `agreed` lies in `cached`
+    const int64_t *response_numbers;    // added by the response, see core/negotiation/member.h
+    size_t response_number_count;
+    int64_t *response_numbers_owned;    // to be freed; NULL when they lie in `cached`
     unsigned char *inline_sum;          // the sum that came with the response (inline_payload.h); NULL: execute it
     bool on_gpu;                        // on all members; even so, a proxy's own memory is host memory
     int32_t *received_splits;           // alltoall: received_size entries for each tensor

@@ -202,17 +202,17 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
 }
 
 static bhvd_status execute_alltoall(struct executor *exec, struct group *group, struct bhvd_operation *op,
-                                    struct tensor *tensor, const int64_t *agreed, int32_t *received, size_t *bytes,
+                                    struct tensor *tensor, const int64_t *numbers, int32_t *received, size_t *bytes,
                                     struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     const int n = group->size;
-    const struct parts parts = {bytes, bytes + n, (size_t)agreed[n] * tensor->row_nbytes};
+    const struct parts parts = {bytes, bytes + n, (size_t)numbers[n] * tensor->row_nbytes};
     int64_t rows = 0;
     for (int i = 0; i < n; i++) {
         bytes[i] = (size_t)operation_split(op, tensor, i, n) * tensor->row_nbytes;
-        bytes[n + i] = (size_t)agreed[i] * tensor->row_nbytes;
-        received[i] = (int32_t)agreed[i];
-        rows += agreed[i];
+        bytes[n + i] = (size_t)numbers[i] * tensor->row_nbytes;
+        received[i] = (int32_t)numbers[i];
+        rows += numbers[i];
     }
     if (gpu)
         return nccl_alltoall(gpu, &op->coll, (size_t)(tensor - op->coll.tensors), rows, &parts);
@@ -259,16 +259,16 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
     bhvd_status status = BHVD_OK;
     if (!bytes || (coll->kind == BHVD_ALLTOALL && !op->received_splits))
         status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-    else if (op->agreed_count != per_tensor * coll->tensor_count)
+    else if (op->response_number_count != per_tensor * coll->tensor_count)
         status = executor_fail(exec, BHVD_ERR_SYSTEM, "the coordinator's response for '%.*s' does not fit it",
                                (int)coll->name_size, coll->name);
     for (size_t t = 0; t < coll->tensor_count && !status; t++) {
         struct tensor *tensor = &coll->tensors[t];
-        const int64_t *agreed = op->agreed + t * per_tensor;
+        const int64_t *numbers = op->response_numbers + t * per_tensor;
         if (coll->kind == BHVD_ALLGATHER)
-            status = execute_allgather(exec, group, coll, tensor, agreed, bytes, gpu, path, plan);
+            status = execute_allgather(exec, group, coll, tensor, numbers, bytes, gpu, path, plan);
         else if (coll->kind == BHVD_ALLTOALL)
-            status = execute_alltoall(exec, group, op, tensor, agreed, op->received_splits + t * n, bytes, gpu, path, plan);
+            status = execute_alltoall(exec, group, op, tensor, numbers, op->received_splits + t * n, bytes, gpu, path, plan);
         else if (coll->kind == BHVD_REDUCESCATTER)
             status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, path, plan);
         else
@@ -298,7 +298,7 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 }
 
 // Means are encoded on the host; their residuals may be on a GPU if NCCL executed earlier operations.
-static bhvd_status fetch_server_error(struct executor *exec, const struct collective *coll)
+static bhvd_status fetch_server_residual(struct executor *exec, const struct collective *coll)
 {
     struct bhvd_error error;
     if (!coll->server_copy || !bhvd_device_array_fetch(coll->server_copy, &error))
@@ -317,12 +317,12 @@ static bhvd_status execute_primitive(struct executor *exec, struct group *group,
 {
     if (gpu)
         return coll->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
-    const bool is_ready = coll->staging && coll->staging->codes;
-    const struct ready_codes ready = is_ready ? staged_codes_ready(coll->staging->codes) : (struct ready_codes){0};
+    const bool is_encoded = coll->staging && coll->staging->codes;
+    const struct gpu_codes codes = is_encoded ? staged_codes_on_gpu(coll->staging->codes) : (struct gpu_codes){0};
     if (coll->kind == BHVD_D_LP_S)
-        return d_lp_s(exec, group, coll, is_ready ? &ready : NULL, plan, error);
-    bhvd_status status = fetch_server_error(exec, coll);
-    return status ? status : c_lp_s(exec, group, coll, is_ready ? &ready : NULL, plan);
+        return d_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan, error);
+    bhvd_status status = fetch_server_residual(exec, coll);
+    return status ? status : c_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan);
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
@@ -365,7 +365,7 @@ bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struc
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:
-        op->value = op->agreed_count ? op->agreed[0] : -1;
+        op->value = op->response_number_count ? op->response_numbers[0] : -1;
         return BHVD_OK;
     case BHVD_PROCESS_SET_ADD:
         return execute_process_set_add(ctx, op, error);

@@ -1,4 +1,4 @@
-// The encoding of cached agreements in requests and responses: runs of consecutive ids, since ids are assigned in the order
+// The encoding of cached agreements in requests and responses: ranges of consecutive ids, since ids are assigned in the order
 // in which operations are first agreed on, and a program repeats itself. Wire: u8 ITEM_CACHED, u32 id, u32 count.
 #pragma once
 

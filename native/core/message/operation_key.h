@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bagua_hvd.h"
+#include "base/bytes.h"
 #include "base/table.h"
 
 enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
@@ -22,6 +23,13 @@ static inline uint64_t operation_hash(const struct operation_key *key)
 static inline bool operation_key_equals(const struct operation_key *a, const struct operation_key *b)
 {
     return a->process_set == b->process_set && a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+// Reads the name: its size, then its characters, which are not copied.
+static inline struct operation_key operation_key_take(struct bytes_reader *r, uint32_t process_set)
+{
+    const uint16_t name_size = bytes_take_u16(r);
+    return (struct operation_key){process_set, name_size, (const char *)bytes_take(r, name_size)};
 }
 
 // Maximum number of elements of a tensor: products with element sizes stay far from overflow.

@@ -32,7 +32,7 @@ bool reason_take(struct bytes_reader *r, uint8_t status, int size, struct bhvd_e
     return true;
 }
 
-void reason_left(struct bhvd_error *error, int rank)
+void reason_departed(struct bhvd_error *error, int rank)
 {
     error_set(error, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. This was caused by an exception on one of the ranks or an "
               "attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished execution. (rank %d left "

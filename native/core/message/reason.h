@@ -11,4 +11,4 @@ void reason_put(struct bytes *out, const struct bhvd_error *error);
 // Reads it. False: malformed, not an error, or it blames a rank outside the job's `size`.
 bool reason_take(struct bytes_reader *r, uint8_t status, int size, struct bhvd_error *error);
 // The error for a rank that left.
-void reason_left(struct bhvd_error *error, int rank);
+void reason_departed(struct bhvd_error *error, int rank);

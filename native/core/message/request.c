@@ -41,9 +41,7 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
 bool request_read_key(const unsigned char *bytes, size_t size, struct operation_key *key)
 {
     struct bytes_reader r = {bytes, bytes + size, false};
-    key->process_set = bytes_take_u32(&r);
-    key->name_size = bytes_take_u16(&r);
-    key->name = (const char *)bytes_take(&r, key->name_size);
+    *key = operation_key_take(&r, bytes_take_u32(&r));
     return !r.failed;
 }
 
@@ -56,27 +54,26 @@ static bool shape_is_possible(const struct request_tensor *tensor)
 }
 
 // Reads everything before the tensors. False: malformed.
-static bool take_head(struct bytes_reader *r, struct request *head)
+static bool take_fields(struct bytes_reader *r, struct request *fields)
 {
-    head->key.process_set = bytes_take_u32(r);
-    head->key.name_size = bytes_take_u16(r);
-    head->key.name = (const char *)bytes_take(r, head->key.name_size);
-    head->kind = bytes_take_u8(r);
-    head->op = bytes_take_u8(r);
-    head->codec = bytes_take_u8(r);
-    head->codec_parameter = bytes_take_f64(r);
-    head->exchange = bytes_take_u8(r);
-    head->topology = bytes_take_u8(r);
-    head->round = bytes_take_i64(r);
-    head->hierarchical = bytes_take_u8(r) != 0;
-    head->device = bytes_take_i64(r);
-    head->root_rank = bytes_take_i64(r);
-    head->prescale_factor = bytes_take_f64(r);
-    head->postscale_factor = bytes_take_f64(r);
-    head->tensor_count = bytes_take_u32(r);
-    return !r->failed && (int)head->kind < OPERATION_KINDS && head->op <= BHVD_OP_PRODUCT &&
-           head->codec < BHVD_CODEC_COUNT && head->exchange <= BHVD_EXCHANGE_ALLGATHER &&
-           head->topology <= BHVD_TOPOLOGY_ROUND_ROBIN && OPERATION_TRAITS[head->kind].has_tensors == (head->tensor_count > 0);
+    fields->key = operation_key_take(r, bytes_take_u32(r));
+    fields->kind = bytes_take_u8(r);
+    fields->op = bytes_take_u8(r);
+    fields->codec = bytes_take_u8(r);
+    fields->codec_parameter = bytes_take_f64(r);
+    fields->exchange = bytes_take_u8(r);
+    fields->topology = bytes_take_u8(r);
+    fields->round = bytes_take_i64(r);
+    fields->hierarchical = bytes_take_u8(r) != 0;
+    fields->device = bytes_take_i64(r);
+    fields->root_rank = bytes_take_i64(r);
+    fields->prescale_factor = bytes_take_f64(r);
+    fields->postscale_factor = bytes_take_f64(r);
+    fields->tensor_count = bytes_take_u32(r);
+    return !r->failed && (int)fields->kind < OPERATION_KINDS && fields->op <= BHVD_OP_PRODUCT &&
+           fields->codec < BHVD_CODEC_COUNT && fields->exchange <= BHVD_EXCHANGE_ALLGATHER &&
+           fields->topology <= BHVD_TOPOLOGY_ROUND_ROBIN &&
+           OPERATION_TRAITS[fields->kind].has_tensors == (fields->tensor_count > 0);
 }
 
 static bool take_tensors(struct bytes_reader *r, struct request *request)
@@ -96,27 +93,27 @@ static bool take_tensors(struct bytes_reader *r, struct request *request)
 
 bhvd_status request_parse(const unsigned char *bytes, size_t size, struct request **out)
 {
-    struct request head = {.references = 1, .size = size};
+    struct request fields = {.references = 1, .size = size};
     *out = NULL;
     if (size > REQUEST_BYTES_MAX)
         return BHVD_ERR_PROTOCOL;
-    if (!(head.bytes = malloc(size + 1)))
+    if (!(fields.bytes = malloc(size + 1)))
         return BHVD_ERR_SYSTEM;
     if (size)
-        memcpy(head.bytes, bytes, size);
-    struct bytes_reader r = {head.bytes, head.bytes + size, false};
+        memcpy(fields.bytes, bytes, size);
+    struct bytes_reader r = {fields.bytes, fields.bytes + size, false};
     // A tensor takes at least two bytes.
-    const bool is_possible = take_head(&r, &head) && head.tensor_count <= size / 2;
-    struct request *request = is_possible ? malloc(sizeof *request + head.tensor_count * sizeof request->tensors[0]) : NULL;
+    const bool is_possible = take_fields(&r, &fields) && fields.tensor_count <= size / 2;
+    struct request *request = is_possible ? malloc(sizeof *request + fields.tensor_count * sizeof request->tensors[0]) : NULL;
     if (request)
-        memcpy(request, &head, sizeof head);
+        memcpy(request, &fields, sizeof fields);
     if (request && take_tensors(&r, request)) {
         *out = request;
         return BHVD_OK;
     }
     const bool lacks_memory = is_possible && !request;
     free(request);
-    free(head.bytes);
+    free(fields.bytes);
     return lacks_memory ? BHVD_ERR_SYSTEM : BHVD_ERR_PROTOCOL;
 }
 

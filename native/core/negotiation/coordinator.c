@@ -30,17 +30,17 @@ bhvd_status coordinator_init(bhvd_context *ctx)
     return BHVD_OK;
 }
 
-bool coordinator_any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
+bool coordinator_any_departed(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error)
 {
     const struct coordinator *c = ctx->coordinator;
     int first = -1;
-    for (int i = 0; c->left_count && i < set->group.size; i++) {
+    for (int i = 0; c->departed_count && i < set->group.size; i++) {
         const int rank = set->group.ranks[i];
-        if (c->requesters[rank].left && (first < 0 || c->requesters[rank].left < c->requesters[first].left))
+        if (c->requesters[rank].departed && (first < 0 || c->requesters[rank].departed < c->requesters[first].departed))
             first = rank;
     }
     if (first >= 0)
-        reason_left(error, first);
+        reason_departed(error, first);
     return first >= 0;
 }
 
@@ -54,11 +54,11 @@ static bool is_complete(const bhvd_context *ctx, const struct pending *pending, 
 {
     const struct request *first = pending->requests[pending->first];
     const bool of_members = request_is_of_members(first);
-    int ready = pending->ready_count;
+    int count = pending->requested_count;
     for (int i = 0; ctx->coordinator->joined_count && i < set->group.size; i++)
-        ready += !pending->requests[i] && has_joined(ctx->coordinator, set->group.ranks[i]) &&
+        count += !pending->requests[i] && has_joined(ctx->coordinator, set->group.ranks[i]) &&
                  (!of_members || request_lists(first, set->group.ranks[i]));
-    return ready == (of_members ? (int)first->split_count : set->group.size);
+    return count == (of_members ? (int)first->split_count : set->group.size);
 }
 
 static bool can_never_be(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
@@ -177,7 +177,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     count_request(&c->requesters[rank], request);
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
-    if (coordinator_any_left(ctx, set, &error))
+    if (coordinator_any_departed(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
     if (index < 0 || (OPERATION_TRAITS[request->kind].is_of_all && set->group.id != 0) ||
@@ -202,7 +202,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
         return BHVD_ERR_PROTOCOL;
     pending->requests[index] = request;
     request_retain(request);
-    pending->ready_count++;
+    pending->requested_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
         count_last(&c->requesters[rank], pending);
@@ -326,12 +326,12 @@ static bhvd_status on_items(bhvd_context *ctx, const int *ranks, int count, stru
             if (!r.failed)
                 status = on_id_range(ctx, ranks, count, &range);
         } else if (tag == ITEM_FULL || tag == ITEM_REVOKED || tag == ITEM_RESENT) {
-            uint32_t size = bytes_take_u32(&r);
-            const unsigned char *bytes = bytes_take(&r, size);
-            if (!bytes)
+            const struct bytes_reader request = bytes_take_sub(&r);
+            const size_t size = (size_t)(request.end - request.at);
+            if (r.failed)
                 return BHVD_ERR_PROTOCOL;
-            status = tag == ITEM_RESENT ? on_resent(ctx, ranks, count, bytes, size)
-                                        : on_full_request(ctx, ranks, count, bytes, size, tag == ITEM_REVOKED);
+            status = tag == ITEM_RESENT ? on_resent(ctx, ranks, count, request.at, size)
+                                        : on_full_request(ctx, ranks, count, request.at, size, tag == ITEM_REVOKED);
         } else if (tag == ITEM_INLINE) {
             status = on_inline(ctx, ranks, count, &r);
         } else if (tag == ITEM_LEFT) {
@@ -381,20 +381,20 @@ static void end_pending(bhvd_context *ctx, struct pending *pending, const struct
 void coordinator_on_goodbye(bhvd_context *ctx, int rank)
 {
     struct coordinator *c = ctx->coordinator;
-    if (c->requesters[rank].left)
+    if (c->requesters[rank].departed)
         return;                         // it announced its departure earlier (ITEM_LEFT), and goes now
-    c->requesters[rank].left = ++c->left_count;
+    c->requesters[rank].departed = ++c->departed_count;
     struct bhvd_error error;
     for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {
         const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
         next = pending_next(&c->pending, pending);
-        if (set && coordinator_any_left(ctx, set, &error))
+        if (set && coordinator_any_departed(ctx, set, &error))
             end_pending(ctx, pending, &error);
     }
     if (c->joined_count) {
         // Joins can no longer complete: ranks that wait in one get an error.
         const struct operation_key key = join_key(ctx);
-        coordinator_any_left(ctx, process_set_get(&ctx->sets, 0), &error);
+        coordinator_any_departed(ctx, process_set_get(&ctx->sets, 0), &error);
         for (int i = 0; i < ctx->options.size; i++) {
             if (c->requesters[i].joined)
                 response_refuse(ctx, i, &key, &error);

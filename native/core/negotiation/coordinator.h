@@ -25,7 +25,7 @@ bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int cou
 // Ends operations that can no longer complete without this rank.
 void coordinator_on_goodbye(bhvd_context *ctx, int rank);
 // Has a member left? The error names the first: others may have left because of it. Always false on other ranks.
-bool coordinator_any_left(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error);
+bool coordinator_any_departed(const bhvd_context *ctx, const struct process_set *set, struct bhvd_error *error);
 // Responds to complete operations.
 bhvd_status coordinator_respond(bhvd_context *ctx);
 

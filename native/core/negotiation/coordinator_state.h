@@ -17,7 +17,7 @@ struct requester {
     struct request *last;                       // the last one; NULL: none
     int cache_misses;                           // CACHE_MISSes without a reply: they concern operations posted before its join
     bool joined;
-    int left;                                   // it said goodbye, as the n-th rank; 0: it has not
+    int departed;                               // it said goodbye, as the n-th rank; 0: it has not
     _Atomic uint64_t requested_last, waited_ns;  // operations that it requested last; total time since the second-to-last request
 };
 
@@ -33,7 +33,7 @@ struct coordinator {
     struct FIFO(struct pending) ready;         // complete, in the order of completion, without a response so far
     struct FIFO(struct pending) refused;        // refused before some members sent their requests, which will come (refuse.h)
     int joined_count, last_joined;
-    int left_count;
+    int departed_count;
     int additions;                              // process sets with a response that are not added here yet ...
     struct FIFO(struct deferred_request) deferred_requests;   // ... and requests for them from ranks that are ahead
     int requesting_rank;                        // the rank that sent the current request

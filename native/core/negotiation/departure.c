@@ -44,7 +44,7 @@ static void put_reason(const bhvd_context *ctx, struct bytes *out)
         error_blame(&error, BHVD_CAUSE_FAILED, ctx->options.rank);
     } else if (!failed && !error.status && ctx->closing.status) {
         error = ctx->closing;
-    } else if (!failed && !coordinator_any_left(ctx, process_set_get(&ctx->sets, 0), &error)) {
+    } else if (!failed && !coordinator_any_departed(ctx, process_set_get(&ctx->sets, 0), &error)) {
         return;
     }
     bytes_put_u8(out, (uint8_t)error.status);
@@ -74,7 +74,7 @@ static bhvd_status on_end(bhvd_context *ctx, struct bytes_reader r)
 {
     struct bhvd_error reason;
     if (r.at == r.end)
-        reason_left(&reason, COORDINATOR);
+        reason_departed(&reason, COORDINATOR);
     else if (!reason_take(&r, bytes_take_u8(&r), ctx->options.size, &reason) || r.at != r.end)
         return BHVD_ERR_PROTOCOL;
     ctx->failed_elsewhere = !ctx->exec.failure.status && reason.status != BHVD_ERR_SHUTDOWN;
@@ -139,7 +139,7 @@ bhvd_status departure_on_goodbye(bhvd_context *ctx, struct link *link, struct by
 {
     bool is_failure = r.at < r.end && *r.at != BHVD_ERR_SHUTDOWN;
     bhvd_status status = BHVD_OK;
-    link->state = LINK_LEFT;
+    link->state = LINK_DEPARTED;
     if (link->rank == COORDINATOR && !is_failure)
         status = on_coordinators_goodbye(ctx, r);
     else if (link->rank == COORDINATOR || r.at < r.end)

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
@@ -54,20 +53,16 @@ static void fuse(struct coordinator *c, size_t threshold)
         struct pending *fusion = find_fusion_group(&open, p, nbytes, threshold);
         next = p->next_ready;
         if (fusion) {
-            *fusion->fused_tail = p;
-            fusion->fused_tail = &p->next_fused;
-            fusion->fused_nbytes += nbytes;
-            fusion->fused_request_nbytes += p->requests[p->first]->size;
-            fusion->fused_count++;
-            continue;
+            fifo_put(&fusion->fused, p, next_fused);
+        } else {
+            fusion = p;
+            fifo_put(&c->ready, p, next_ready);
+            if (nbytes < threshold && pending_is_fusable(p, p))
+                open_group(&open, p);
         }
-        p->fused_tail = &p->next_fused;
-        p->fused_nbytes = nbytes;
-        p->fused_request_nbytes = p->requests[p->first]->size;
-        p->fused_count = 1;
-        fifo_put(&c->ready, p, next_ready);
-        if (nbytes < threshold && pending_is_fusable(p, p))
-            open_group(&open, p);
+        fusion->fused_nbytes += nbytes;
+        fusion->fused_request_nbytes += p->requests[p->first]->size;
+        fusion->fused_count++;
     }
 }
 
@@ -82,7 +77,7 @@ static bhvd_status refuse_some(bhvd_context *ctx)
         next = p->next_ready;
         // If all requested it by one id, they were compared when the id was assigned.
         if (status ||
-            (set && ((p->entry && p->ready_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
+            (set && ((p->entry && p->requested_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
             fifo_put(&c->ready, p, next_ready);
         else if (set)
             status = refuse_operation(ctx, set, p, &error);
@@ -92,11 +87,11 @@ static bhvd_status refuse_some(bhvd_context *ctx)
     return status;
 }
 
-// Writes the part before the agreed numbers. False: the response is complete, by id.
+// Writes the part before the response's numbers. False: the response is complete, by id.
 static bool put_response_header(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
-    const bool all = pending->ready_count == pending->size;
+    const bool all = pending->requested_count == pending->size;
     uint32_t id = 0;
     if (all && pending->entry && inline_payload_is_whole(pending)) {
         inline_payload_put_sum(&ctx->exec, pending, out);
@@ -121,10 +116,10 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
 static void put_response(bhvd_context *ctx, struct bytes *out, const struct pending *pending)
 {
     const struct request *first = pending->requests[pending->first];
-    const bool all = pending->ready_count == pending->size;
+    const bool all = pending->requested_count == pending->size;
     if (!put_response_header(ctx, out, pending))
         return;
-    pending_put_agreed(out, pending, 0, NULL);
+    pending_put_numbers(out, pending, 0, NULL);
     bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks need the request
     if (!all)
         bytes_put(out, first->bytes, first->size);
@@ -148,7 +143,7 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set
     for (int i = 1; i <= set->group.size && !status && longest; i++) {
         const int member = i % set->group.size;     // this rank, if a member, has position 0
         out->size = header_size;
-        pending_put_agreed(out, pending, member, longest);
+        pending_put_numbers(out, pending, member, longest);
         bytes_put_u32(out, 0);
         status = response_send_to(ctx, set->group.ranks[member]);
     }
@@ -183,8 +178,7 @@ bhvd_status fuse_respond(bhvd_context *ctx)
         }
         response_begin(c, fusion->key.process_set, (uint32_t)fusion->fused_count, fusion->fused_nbytes,
                        is_alone(fusion->requests[fusion->first]));
-        for (struct pending *p = fusion, *next; p; p = next) {
-            next = p->next_fused;
+        for (struct pending *p = fusion, *next = p->fused.head; p; p = next, next = next ? next->next_fused : NULL) {
             timeline_negotiation_end(&ctx->timeline, &p->key);
             put_response(ctx, &c->out, p);
             pending_free(p);
@@ -198,9 +192,7 @@ void fuse_fini(struct coordinator *c)
 {
     for (struct pending *fusion = fifo_take_all(&c->ready), *next_fusion; fusion; fusion = next_fusion) {
         next_fusion = fusion->next_ready;
-        for (struct pending *p = fusion, *next; p; p = next) {
-            next = p->next_fused;
+        for (struct pending *p = fusion, *next = p->fused.head; p; p = next, next = next ? next->next_fused : NULL)
             pending_free(p);
-        }
     }
 }

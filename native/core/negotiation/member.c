@@ -54,7 +54,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
         }
         if (op->coll.kind == BHVD_JOIN) {
             ctx->has_joined = true;
-            if ((status = pairwise_revoke_all(ctx, NOBODY_LEFT)))
+            if ((status = pairwise_revoke_all(ctx, NOBODY_DEPARTED)))
                 break;
         }
         op->phase = OPERATION_REQUESTED;
@@ -96,13 +96,13 @@ bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
 }
 
 // Keeps the numbers that the response adds to the request. False: no memory.
-static bool keep_agreed(struct bhvd_operation *op, const unsigned char *values, size_t count)
+static bool keep_numbers(struct bhvd_operation *op, const unsigned char *values, size_t count)
 {
-    op->agreed = op->agreed_owned = malloc((count + 1) * sizeof(int64_t));
-    op->agreed_count = count;
-    if (op->agreed_owned)
-        memcpy(op->agreed_owned, values, count * sizeof(int64_t));
-    return op->agreed_owned;
+    op->response_numbers = op->response_numbers_owned = malloc((count + 1) * sizeof(int64_t));
+    op->response_number_count = count;
+    if (op->response_numbers_owned)
+        memcpy(op->response_numbers_owned, values, count * sizeof(int64_t));
+    return op->response_numbers_owned;
 }
 
 // Creates a proxy, through which a rank takes part in an operation that it did not post: in an allreduce after it joined, with
@@ -172,9 +172,7 @@ static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_operation *op
 static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                 struct bhvd_operation **out)
 {
-    struct operation_key key = {.process_set = process_set};
-    key.name_size = bytes_take_u16(r);
-    key.name = (const char *)bytes_take(r, key.name_size);
+    const struct operation_key key = operation_key_take(r, process_set);
     uint32_t id = bytes_take_u32(r);
     bhvd_status status = (bhvd_status)bytes_take_u8(r);
     struct bhvd_operation *op = r->failed ? NULL : operation_find(ctx, &key);
@@ -185,15 +183,14 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     if (status)
         return take_error(ctx, op, status, r);
     const size_t count = bytes_take_u32(r);
-    const unsigned char *agreed = bytes_take(r, count * sizeof(int64_t));
-    const uint32_t request_size = bytes_take_u32(r);
-    const unsigned char *bytes = bytes_take(r, request_size);
+    const unsigned char *numbers = bytes_take(r, count * sizeof(int64_t));
+    const struct bytes_reader full_request = bytes_take_sub(r);
     const struct process_set *set = process_set_find(&ctx->sets, process_set);
-    if (!bytes)
+    if (r->failed)
         return BHVD_ERR_PROTOCOL;
-    if (!op && set && request_size) {
+    if (!op && set && full_request.at < full_request.end) {
         struct request *request;
-        status = request_parse(bytes, request_size, &request);
+        status = request_parse(full_request.at, (size_t)(full_request.end - full_request.at), &request);
         if (!status && !request_is_of_members(request) && !(response_has_zeros(request) && ctx->has_joined))
             status = BHVD_ERR_PROTOCOL;
         if (!status && !(op = proxy_create(ctx, request)))
@@ -206,9 +203,9 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
         return BHVD_OK;
     if (op->phase != (op->coll.is_proxy ? OPERATION_POSTED : OPERATION_REQUESTED) || !set)
         status = BHVD_ERR_PROTOCOL;
-    else if (!keep_agreed(op, agreed, count))
+    else if (!keep_numbers(op, numbers, count))
         status = BHVD_ERR_SYSTEM;
-    else if (!response_agrees(set, op, op->agreed, count))
+    else if (!response_agrees(set, op))
         status = BHVD_ERR_PROTOCOL;
     if (status) {
         if (op->coll.is_proxy)
@@ -216,7 +213,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
         return status;
     }
     if (id && !op->coll.is_proxy)
-        response_cache_store(ctx->cache, id, op, op->agreed, count);
+        response_cache_store(ctx->cache, id, op);
     *out = op;
     return BHVD_OK;
 }
@@ -227,8 +224,8 @@ static struct bhvd_operation *take_cached(bhvd_context *ctx, uint32_t id)
     struct cache_entry *entry = lru_find_id(&ctx->cache->own, id);
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     if (op) {
-        op->agreed = entry->agreed;
-        op->agreed_count = entry->agreed_count;
+        op->response_numbers = entry->numbers;
+        op->response_number_count = entry->number_count;
     }
     return op;
 }

@@ -11,7 +11,7 @@
 // message for a later one that has not started here comes from a rank that has finished the earliest (transport/link.h):
 // this excludes deadlock.
 //
-// Numbers that a response adds to the request ("agreed"): allgather: dim 0 of each tensor on each rank, [tensor][set rank];
+// Numbers that a response adds to the request: allgather: dim 0 of each tensor on each rank, [tensor][set rank];
 // alltoall: for each tensor the rows that this member receives from each, [set rank], and the largest number of rows that any
 // member sends to any, so each member gets its own response of n numbers instead of n^2; join: the rank that joined last;
 // others: nothing.

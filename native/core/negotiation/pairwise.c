@@ -19,7 +19,7 @@ struct neighbor {
     int rank;
     uint32_t ready_number;              // the number of its last pairwise operation
     bool is_revoked;                    // it takes part in no later one,
-    int left;                           // because this rank left; NOBODY_LEFT: for another reason
+    int departed;                       // because this rank left; NOBODY_DEPARTED: for another reason
 };
 
 struct pairwise_entry {
@@ -101,9 +101,9 @@ bool pairwise_try_begin(bhvd_context *ctx, struct process_set *set, const struct
     if (request->hierarchical &&
         (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->kind, true) || set->group.shared))
         return false;
-    if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->agreed == PAIRWISE_MAX)
+    if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->count == PAIRWISE_MAX)
         return false;
-    ctx->pairwise->agreed++;
+    ctx->pairwise->count++;
     set->pairwise_count++;
     return true;
 }
@@ -112,7 +112,7 @@ void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
 {
     count = count < set->pairwise_count ? count : set->pairwise_count;
     set->pairwise_count -= count;
-    ctx->pairwise->agreed -= count;
+    ctx->pairwise->count -= count;
 }
 
 static struct peers neighbors_of(const struct collective *coll, const struct group *group)
@@ -158,14 +158,14 @@ static bool is_same(const struct pairwise_entry *entry, const struct bhvd_operat
 // Sends the id, `number`, and of a REVOKE the rank that left. An error has failed the executor and ended all operations: only
 // those that the caller holds still exist.
 static bhvd_status signal_neighbors(bhvd_context *ctx, const struct pairwise_entry *entry, enum frame_type type, uint32_t number,
-                                    int left)
+                                    int departed)
 {
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
     bytes_put_u32(&out, entry->cached.id);
     bytes_put_u32(&out, number);
     if (type == FRAME_PAIRWISE_REVOKE)
-        bytes_put_u32(&out, (uint32_t)left);
+        bytes_put_u32(&out, (uint32_t)departed);
     for (int i = 0; i < entry->count && !status; i++)               // READY need not wake idle ranks
         status = frame_send(ctx, entry->neighbors[i].rank, type, &out, type == FRAME_PAIRWISE_READY);
     bytes_fini(&out);
@@ -173,11 +173,11 @@ static bhvd_status signal_neighbors(bhvd_context *ctx, const struct pairwise_ent
 }
 
 // Revokes the entry. An operation that waits for its neighbors is the last under this id. The next one is requested in full from
-// the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it. left: the rank whose departure is the
-// reason; NOBODY_LEFT: another reason.
-static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry, int left)
+// the coordinator and gets another id, so late frames of neighbors cannot be mistaken for it. departed: the rank whose departure is
+// the reason; NOBODY_DEPARTED: another reason.
+static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry, int departed)
 {
-    const bhvd_status status = signal_neighbors(ctx, entry, FRAME_PAIRWISE_REVOKE, entry->number, left);
+    const bhvd_status status = signal_neighbors(ctx, entry, FRAME_PAIRWISE_REVOKE, entry->number, departed);
     struct cache_entry *own = lru_find(&ctx->cache->own, &entry->cached.key);
     if (own && !own->cached.user)
         lru_remove(&ctx->cache->own, &own->cached);
@@ -185,8 +185,8 @@ static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry,
     return status;
 }
 
-// Does a neighbor take no part in the next one? *left: as of struct neighbor.
-static bool someone_is_gone(const bhvd_context *ctx, const struct pairwise_entry *entry, int *left)
+// Does a neighbor take no part in the next one? *departed: as of struct neighbor.
+static bool someone_is_gone(const bhvd_context *ctx, const struct pairwise_entry *entry, int *departed)
 {
     for (int i = 0; i < entry->count; i++) {
         const struct neighbor *neighbor = &entry->neighbors[i];
@@ -194,7 +194,7 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct pairwise_entry
         const bool is_open = ctx->exec.connections.links[neighbor->rank].state == LINK_OPEN;
         if (is_open && (!neighbor->is_revoked || takes_part))
             continue;
-        *left = is_open ? neighbor->left : neighbor->rank;
+        *departed = is_open ? neighbor->departed : neighbor->rank;
         return true;
     }
     return false;
@@ -210,13 +210,13 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
         forget(ctx, entry);
         return PAIRWISE_NONE;
     }
-    int left = NOBODY_LEFT;
-    if (!is_same(entry, op) || someone_is_gone(ctx, entry, &left)) {
-        const bhvd_status status = revoke_entry(ctx, entry, left);
+    int departed = NOBODY_DEPARTED;
+    if (!is_same(entry, op) || someone_is_gone(ctx, entry, &departed)) {
+        const bhvd_status status = revoke_entry(ctx, entry, departed);
         forget(ctx, entry);
         return status ? PAIRWISE_FAILED : PAIRWISE_REVOKED;
     }
-    if (signal_neighbors(ctx, entry, FRAME_PAIRWISE_READY, ++entry->number, NOBODY_LEFT))
+    if (signal_neighbors(ctx, entry, FRAME_PAIRWISE_READY, ++entry->number, NOBODY_DEPARTED))
         return PAIRWISE_FAILED;
     ctx->counters.cache_hits++;
     wait_for_neighbors(ctx->pairwise, entry, op);
@@ -224,19 +224,19 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
 }
 
 // process_set NULL: all.
-static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int left)
+static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int departed)
 {
     bhvd_status status = BHVD_OK;
     for (struct lru_entry *cached = ctx->pairwise->all.oldest; cached && !status; cached = cached->newer) {
         struct pairwise_entry *entry = (struct pairwise_entry *)cached;
         if (!entry->is_revoked && (!process_set || cached->key.process_set == *process_set))
-            status = revoke_entry(ctx, entry, left);
+            status = revoke_entry(ctx, entry, departed);
     }
     return status;
 }
 
-bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left) { return revoke_each(ctx, NULL, left); }
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_LEFT); }
+bhvd_status pairwise_revoke_all(bhvd_context *ctx, int departed) { return revoke_each(ctx, NULL, departed); }
+void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_DEPARTED); }
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
 {
@@ -276,19 +276,19 @@ bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes
 }
 
 // Ends the wait for the neighbors. Tells the neighbors, since one of them may have started it. Returns it, held.
-static struct bhvd_operation *cancel_wait(bhvd_context *ctx, struct pairwise_entry *entry, int left)
+static struct bhvd_operation *cancel_wait(bhvd_context *ctx, struct pairwise_entry *entry, int departed)
 {
     struct bhvd_operation *op = take_out(ctx->pairwise, entry);
     entry->number--;
-    revoke_entry(ctx, entry, left);
+    revoke_entry(ctx, entry, departed);
     forget(ctx, entry);
     return op;
 }
 
 // Requests the waiting operation from the coordinator, as a rank does that has revoked it.
-static bhvd_status fall_back_to_coordinator(bhvd_context *ctx, struct pairwise_entry *entry, int left)
+static bhvd_status fall_back_to_coordinator(bhvd_context *ctx, struct pairwise_entry *entry, int departed)
 {
-    struct bhvd_operation *op = cancel_wait(ctx, entry, left);
+    struct bhvd_operation *op = cancel_wait(ctx, entry, departed);
     bhvd_status status = BHVD_OK;
     struct bytes out = {0};
     if (!operation_is_complete(op) && ctx->closing.status) {
@@ -306,18 +306,18 @@ static bhvd_status fall_back_to_coordinator(bhvd_context *ctx, struct pairwise_e
 bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct bytes_reader payload)
 {
     const uint32_t id = bytes_take_u32(&payload), last = bytes_take_u32(&payload);
-    const int left = (int32_t)bytes_take_u32(&payload);
+    const int departed = (int32_t)bytes_take_u32(&payload);
     struct pairwise_entry *entry = lru_find_id(&ctx->pairwise->all, id);
     struct neighbor *neighbor = neighbor_of(entry, link->rank);
-    if (payload.failed || payload.at != payload.end || (entry && !neighbor) || left < NOBODY_LEFT ||
-        left >= ctx->options.size)
+    if (payload.failed || payload.at != payload.end || (entry && !neighbor) || departed < NOBODY_DEPARTED ||
+        departed >= ctx->options.size)
         return BHVD_ERR_PROTOCOL;
     if (!entry)
         return BHVD_OK;
     const uint32_t started = entry->number - (entry->op != NULL);
-    if (started > last && left != NOBODY_LEFT)
-        return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, left,
-                              "rank %d left the job before rank %d could begin '%.*s', which rank %d has begun", left,
+    if (started > last && departed != NOBODY_DEPARTED)
+        return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, departed,
+                              "rank %d left the job before rank %d could begin '%.*s', which rank %d has begun", departed,
                               link->rank, (int)entry->cached.key.name_size, entry->cached.key.name,
                               ctx->options.rank);
     if (started > last)
@@ -327,11 +327,11 @@ bhvd_status pairwise_on_revoke(bhvd_context *ctx, struct link *link, struct byte
                              "variant its own name.", link->rank, (int)entry->cached.key.name_size, entry->cached.key.name,
                              ctx->options.rank);
     neighbor->is_revoked = true;
-    neighbor->left = left;
+    neighbor->departed = departed;
     neighbor->ready_number = last;
-    if (left == link->rank && entry->number < last && !entry->is_revoked)
-        revoke_entry(ctx, entry, left);             // the leaving rank waits for READY or for this
-    return entry->op && entry->number > last ? fall_back_to_coordinator(ctx, entry, left) : BHVD_OK;
+    if (departed == link->rank && entry->number < last && !entry->is_revoked)
+        revoke_entry(ctx, entry, departed);         // the leaving rank waits for READY or for this
+    return entry->op && entry->number > last ? fall_back_to_coordinator(ctx, entry, departed) : BHVD_OK;
 }
 
 void pairwise_on_goodbye(bhvd_context *ctx, int rank)
@@ -343,7 +343,7 @@ void pairwise_on_goodbye(bhvd_context *ctx, int rank)
             continue;
         struct bhvd_error error;
         struct bhvd_operation *op = cancel_wait(ctx, entry, rank);
-        reason_left(&error, rank);
+        reason_departed(&error, rank);
         if (!operation_is_complete(op))
             operation_complete(op, &error);
         operation_release(op);

@@ -20,7 +20,7 @@
 #include "core/negotiation/response_cache.h"
 #include "executor/schedule.h"
 
-enum { NOBODY_LEFT = -1 };
+enum { NOBODY_DEPARTED = -1 };
 
 struct link;
 struct process_set;
@@ -30,7 +30,7 @@ struct pairwise {
     struct lru_cache all;
     struct pairwise_entry *waiting;     // those with an operation that has not started
     bool changed;                       // one of them may start now
-    int agreed;                         // coordinator: number of pairwise operations
+    int count;                          // coordinator: number of pairwise operations
     int64_t next_check_ns;
 };
 
@@ -51,9 +51,9 @@ enum pairwise_state {
     PAIRWISE_FAILED             // the executor has failed, which has ended it and all others
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op);
-// Call when this rank joins, or leaves but must stay for others. left: the rank that left, or NOBODY_LEFT. An error has failed the
-// context, and ended all operations.
-bhvd_status pairwise_revoke_all(bhvd_context *ctx, int left);
+// Call when this rank joins, or leaves but must stay for others. departed: the rank that left, or NOBODY_DEPARTED. An error has
+// failed the context, and ended all operations.
+bhvd_status pairwise_revoke_all(bhvd_context *ctx, int departed);
 
 // A neighbor has posted an operation, or revokes one: the protocol above.
 bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

@@ -107,7 +107,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
         return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
                          "once; make several groups of it", OPERATION_TRAITS[first->kind].word, (int)first->key.name_size,
                          first->key.name, first->tensor_count, pending->size);
-    if (pending->ready_count < (request_is_of_members(first) ? (int)first->split_count : pending->size) && !sums)
+    if (pending->requested_count < (request_is_of_members(first) ? (int)first->split_count : pending->size) && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
                          OPERATION_TRAITS[first->kind].word, last_joined, (int)first->key.name_size, first->key.name);
@@ -133,7 +133,7 @@ int64_t pending_longest(const struct pending *pending, uint32_t tensor)
     return longest;
 }
 
-void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest)
+void pending_put_numbers(struct bytes *out, const struct pending *pending, int member, const int64_t *longest)
 {
     const struct request *first = pending->requests[pending->first];
     bytes_put_u32(out, (uint32_t)(first->tensor_count * response_count(first->kind, pending->size)));

@@ -2,6 +2,7 @@
 // checks that they agree, and which operations can be fused. No communication.
 #pragma once
 
+#include "base/fifo.h"
 #include "core/context/process_set.h"
 #include "core/message/request.h"
 
@@ -10,16 +11,17 @@ struct lru_entry;
 struct pending {
     struct table_node by_name;
     struct pending *next_ready;                 // coordinator_state.h
-    struct pending *next_fused, **fused_tail;   // the fusion group after it; in its first: the end of that list,
+    struct pending *next_fused;
+    struct FIFO(struct pending) fused;          // in the first of a fusion group: the others,
     size_t fused_nbytes;                        // total size of the group,
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
     int fused_count;                            // and number of its operations
     struct operation_key key;                   // name inside a request
     int size;                                   // of the process set
-    struct lru_entry *entry;         // all requests so far used this id; NULL: someone sent a full one
+    struct lru_entry *entry;                    // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
     int64_t requested_ns;                       // time of the last request
-    int ready_count;
+    int requested_count;                        // number of requests
     bool is_revoked;                            // a member has revoked it (pairwise.h), so others may never request it
     int first;                                  // set rank of the first request
     unsigned char *inline_values;               // values sent with requests (inline_payload.h), from how many members
@@ -47,6 +49,6 @@ struct pending *pending_of(const struct lru_entry *entry);
 bool pending_is_fusable(const struct pending *one, const struct pending *other);
 // Writes the numbers that the response to the member at this position adds to the request, after their count. For alltoall,
 // the only kind with different responses per member, longest is pending_longest of each tensor.
-void pending_put_agreed(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
+void pending_put_numbers(struct bytes *out, const struct pending *pending, int member, const int64_t *longest);
 // The largest number of rows of the tensor that any member of an alltoall sends to any member.
 int64_t pending_longest(const struct pending *pending, uint32_t tensor);

@@ -13,19 +13,11 @@ static struct pending **find_refused(struct coordinator *c, const struct operati
     return at;
 }
 
-static bool all_have_requested(const struct pending *pending)
-{
-    int i = 0;
-    while (i < pending->size && pending->requests[i])
-        i++;
-    return i == pending->size;
-}
-
 // Members that have not revoked it yet will still request it, once each.
 static void keep_refused(struct coordinator *c, struct pending *pending)
 {
     lru_unpin(&pending->entry);
-    if (all_have_requested(pending))
+    if (pending->requested_count == pending->size)
         pending_free(pending);
     else
         fifo_put(&c->refused, pending, next_ready);
@@ -60,9 +52,10 @@ bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int r
         return false;
     pending_check(pending, set, c->last_joined, &error);
     pending->requests[index] = request;
+    pending->requested_count++;
     request_retain(request);
     *status = response_refuse(ctx, rank, &request->key, &error);
-    if (all_have_requested(pending))
+    if (pending->requested_count == pending->size)
         forget_refused(c, at);
     return true;
 }

@@ -116,11 +116,9 @@ static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct 
     const struct tree_child *child = tree_child(&ctx->relay->tree, link->rank);
     while (r.at < r.end) {
         rank_set_take(&r, from);
-        uint32_t size = bytes_take_u32(&r);
-        const unsigned char *items = bytes_take(&r, size);
-        if (!items || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
+        const struct bytes_reader group = bytes_take_sub(&r);
+        if (r.failed || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
             return BHVD_ERR_PROTOCOL;
-        struct bytes_reader group = {items, items + size, false};
         bhvd_status status = ctx->options.rank == COORDINATOR ? coordinate(ctx, from, group) : collect(ctx, from, group);
         if (status)
             return status;
@@ -233,13 +231,12 @@ static bhvd_status on_item(bhvd_context *ctx, struct bytes_reader *r)
     struct rank_set *receivers = &relay->named;
     rank_set_take(r, receivers);
     enum frame_type type = bytes_take_u8(r);
-    uint32_t size = bytes_take_u32(r);
-    const unsigned char *payload = bytes_take(r, size);
+    const struct bytes_reader payload = bytes_take_sub(r);
     const bool for_all = rank_set_is_empty(receivers), for_this = for_all || rank_set_has(receivers, ctx->options.rank);
-    if (!payload || !rank_set_contains(&relay->subtree, receivers))
+    if (r->failed || !rank_set_contains(&relay->subtree, receivers))
         return BHVD_ERR_PROTOCOL;
-    bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload, size);
-    return status || !for_this ? status : relay->receivers->down(ctx, type, (struct bytes_reader){payload, payload + size, false});
+    bhvd_status status = pass_down(ctx, for_all ? NULL : receivers, type, payload.at, (size_t)(payload.end - payload.at));
+    return status || !for_this ? status : relay->receivers->down(ctx, type, payload);
 }
 
 bhvd_status relay_on_down(bhvd_context *ctx, struct link *link, struct bytes_reader r)

@@ -10,12 +10,11 @@ static void own_free(void *own)
 {
     struct cache_entry *entry = own;
     bytes_fini(&entry->request);
-    free(entry->agreed);
+    free(entry->numbers);
     free(entry);
 }
 
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op,
-                                         const int64_t *agreed, size_t agreed_count)
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op)
 {
     const struct operation_key key = operation_key_of(op);
     if (!lru_make_room(&cache->own, cache->capacity, &key))
@@ -24,13 +23,13 @@ struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t 
     if (!entry)
         return NULL;
     bytes_put(&entry->request, op->request.data, op->request.size);
-    entry->agreed = malloc((agreed_count + 1) * sizeof *agreed);
-    if (entry->request.failed || !entry->agreed) {
+    entry->numbers = malloc((op->response_number_count + 1) * sizeof *entry->numbers);
+    if (entry->request.failed || !entry->numbers) {
         own_free(entry);
         return NULL;
     }
-    memcpy(entry->agreed, agreed, agreed_count * sizeof *agreed);
-    entry->agreed_count = agreed_count;
+    memcpy(entry->numbers, op->response_numbers, op->response_number_count * sizeof *entry->numbers);
+    entry->number_count = op->response_number_count;
     entry->cached.id = id;
     // the name has the same offset in the copy of the request
     const char *name = (const char *)entry->request.data + (op->coll.name - (const char *)op->request.data);

@@ -11,8 +11,8 @@
 struct cache_entry {
     struct lru_entry cached;
     struct bytes request;
-    int64_t *agreed;
-    size_t agreed_count;
+    int64_t *numbers;
+    size_t number_count;
 };
 
 // The coordinator's entry: every member's request under this id.
@@ -34,7 +34,6 @@ struct response_cache *response_cache_create(int capacity);
 void response_cache_destroy(struct response_cache *cache);
 
 // Replaces the entry of the name. NULL: no room (all in use) or no memory; then it is not cached.
-struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op,
-                                         const int64_t *agreed, size_t agreed_count);
+struct cache_entry *response_cache_store(struct response_cache *cache, uint32_t id, const struct bhvd_operation *op);
 // Takes references to the requests. Returns the new id, 0 if it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);

@@ -34,15 +34,17 @@ static bool agrees_exchanged(const struct process_set *set, const struct bhvd_op
            can_be_held(received, set->group.size, tensor->row_nbytes);
 }
 
-bool response_agrees(const struct process_set *set, const struct bhvd_operation *op, const int64_t *agreed, size_t count)
+bool response_agrees(const struct process_set *set, const struct bhvd_operation *op)
 {
+    const int64_t *numbers = op->response_numbers;
+    const size_t count = op->response_number_count;
     if (op->coll.kind == BHVD_JOIN)
-        return count == 1 && agreed[0] >= 0 && agreed[0] < set->group.size;
+        return count == 1 && numbers[0] >= 0 && numbers[0] < set->group.size;
     const size_t per_tensor = response_count(op->coll.kind, set->group.size);
     if (set->group.rank < 0 || count != per_tensor * op->coll.tensor_count)
         return false;
     for (size_t t = 0; t < op->coll.tensor_count && per_tensor; t++) {
-        const int64_t *of_tensor = agreed + t * per_tensor;
+        const int64_t *of_tensor = numbers + t * per_tensor;
         if (!(op->coll.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->coll.tensors[t], of_tensor)
                                          : agrees_exchanged(set, op, &op->coll.tensors[t], of_tensor)))
             return false;

@@ -12,8 +12,8 @@ static inline size_t response_count(bhvd_kind kind, int set_size)
 {
     return kind == BHVD_ALLGATHER ? (size_t)set_size : kind == BHVD_ALLTOALL ? (size_t)set_size + 1 : 0;
 }
-// agreed: what a response adds to the request (pending.h).
-bool response_agrees(const struct process_set *set, const struct bhvd_operation *op, const int64_t *agreed, size_t count);
+// Checks op's response_numbers.
+bool response_agrees(const struct process_set *set, const struct bhvd_operation *op);
 // May the operation be fused with those that `execution` already has?
 bool response_continues(const struct execution *execution, const struct bhvd_operation *op);
 // Can this rank take part with zeros?

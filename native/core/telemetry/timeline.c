@@ -16,16 +16,16 @@ enum { EVENT_BYTES = 2048, NAME_BYTES = 512 };
 
 static const char CLOSING[] = "\n]\n";
 
-struct process {
+struct track {
     struct table_node by_name;
     struct operation_key key;
     int pid;
     char name[];
 };
 
-static bool process_has_key(const struct table_node *node, const void *arg)
+static bool track_has_key(const struct table_node *node, const void *arg)
 {
-    return operation_key_equals(&TABLE_CONTAINER(node, struct process, by_name)->key, arg);
+    return operation_key_equals(&TABLE_CONTAINER(node, struct track, by_name)->key, arg);
 }
 
 void timeline_close(struct timeline *t)
@@ -33,11 +33,11 @@ void timeline_close(struct timeline *t)
     if (t->open)
         close(t->fd);
     t->open = false;
-    for (struct table_node *node = table_next(&t->processes, NULL), *next; node; node = next) {
-        next = table_next(&t->processes, node);
-        free(TABLE_CONTAINER(node, struct process, by_name));
+    for (struct table_node *node = table_next(&t->tracks, NULL), *next; node; node = next) {
+        next = table_next(&t->tracks, node);
+        free(TABLE_CONTAINER(node, struct track, by_name));
     }
-    table_fini(&t->processes);
+    table_fini(&t->tracks);
     free(t->path);
     t->path = NULL;
 }
@@ -136,20 +136,20 @@ static void escape(char *out, const char *name, size_t size)
 static int pid_of(struct timeline *t, const struct operation_key *key)
 {
     uint64_t hash = operation_hash(key);
-    struct table_node *node = table_find(&t->processes, hash, process_has_key, key);
+    struct table_node *node = table_find(&t->tracks, hash, track_has_key, key);
     if (node)
-        return TABLE_CONTAINER(node, struct process, by_name)->pid;
-    struct process *process = malloc(sizeof *process + key->name_size);
-    if (!process)
+        return TABLE_CONTAINER(node, struct track, by_name)->pid;
+    struct track *track = malloc(sizeof *track + key->name_size);
+    if (!track)
         return 0;
-    memcpy(process->name, key->name, key->name_size);
-    process->key = (struct operation_key){key->process_set, key->name_size, process->name};
-    process->pid = ++t->next_pid;
-    if (!table_insert(&t->processes, &process->by_name, hash)) {
-        free(process);
+    memcpy(track->name, key->name, key->name_size);
+    track->key = (struct operation_key){key->process_set, key->name_size, track->name};
+    track->pid = ++t->next_pid;
+    if (!table_insert(&t->tracks, &track->by_name, hash)) {
+        free(track);
         return 0;
     }
-    int pid = process->pid;
+    int pid = track->pid;
     char name[NAME_BYTES];
     escape(name, key->name, key->name_size);
     add_event(t, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\"}}", pid, name);

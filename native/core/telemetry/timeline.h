@@ -14,7 +14,7 @@ struct timeline {
     char *path;
     int64_t start_ns, end;              // end: offset of the closing bracket
     struct log *log;                    // for the message when writing fails
-    struct table processes;             // by set and name
+    struct table tracks;             // by set and name
     int next_pid;
 };
 
