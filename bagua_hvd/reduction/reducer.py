@@ -245,11 +245,14 @@ class Reducer:
         self.pending = False
         self.synchronized = False
         if not self.model.delay:
-            for bucket in self.model.gradients:
-                bucket.clear()
+            self._clear_buckets()
         self._window = Window(len(self._layout.members), self.passes)
         self._source.discard()
         self.model.hook = None
+
+    def _clear_buckets(self):
+        for bucket in self.model.gradients:
+            bucket.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -479,7 +482,7 @@ class Reducer:
         try:
             if self._late is not None:
                 self.arrive()
-            if self._agreed != runtime.changes:
+            if not self.agreed:
                 self._agree()
             if window.communicates is None:
                 self._begin()
@@ -508,8 +511,7 @@ class Reducer:
             return
         self._late.wait_all()
         failure = self._wait(self._late.window)
-        for bucket in self.buckets:
-            bucket.clear()
+        self._clear_buckets()
         lost = self._late.inits != runtime.inits
         self._late = None
         if failure is None and not lost:
@@ -569,12 +571,11 @@ class Reducer:
                 self._cleared = False
                 self._begin_window()
             else:
-                for bucket in self.buckets:
-                    bucket.clear()
+                self._clear_buckets()
                 self.model.late.drop(shared=True)
                 self.reset()
             self.synchronizations += 1
-            self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
+            self._add_exposed_time(started)
             if self.model.timing is not None:
                 self.model.timing.waited(started)
         self.synchronized = True
@@ -638,7 +639,7 @@ class Reducer:
             self.reset()
             raise
         finally:
-            self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
+            self._add_exposed_time(started)
 
     def step(self) -> Any:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer must do it."""
@@ -670,7 +671,7 @@ class Reducer:
         self.model.stepped()
         runtime.steps += 1
         self._counter.steps += 1
-        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
+        self._add_exposed_time(started)
         self._resize()
         if self.observer is not None:
             self.observer.step_ended()
@@ -681,6 +682,10 @@ class Reducer:
             limit = self.algorithm.bucket_bytes(self.model)
             if limit != self._layout.limit:
                 self._layout.arrange(self._layout.bucketed(), limit)
+
+    def _add_exposed_time(self, started):
+        """Counts the time since `started` as waiting of the caller."""
+        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self) -> None:
         """The gradients have been zeroed: they are no longer those that were communicated."""
