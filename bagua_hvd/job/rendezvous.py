@@ -59,7 +59,6 @@ class _Scope:
         self.name = name
         self.size = size
         self.endpoints = {}         # by rank
-        self.connections = set()    # the tasks of serve()
         self.response = asyncio.get_running_loop().create_future()
 
     def objection(self, request):
@@ -112,7 +111,7 @@ class Rendezvous(Server):
         self.host = host
         self._scopes: dict[str, _Scope] = {}
         self._ended: list[tuple[str, int, int | None]] = []     # (scope, rank, exit code), the first one first
-        self._responding: set[asyncio.Task[None]] = set()
+        self._scope_of: dict[Any, _Scope] = {}      # by task of serve()
         try:
             super().__init__(secret, host, "bagua_hvd rendezvous", None if port is None else [port])
         except OSError as error:
@@ -142,7 +141,6 @@ class Rendezvous(Server):
     def _end(self, scope, message, content=b""):
         if not scope.response.done():
             del self._scopes[scope.name]
-            self._responding |= scope.connections
             scope.response.set_result(channel.encode(message) + content)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,10 +152,9 @@ class Rendezvous(Server):
         if request.scope not in self._scopes:
             self._scopes[request.scope] = _Scope(request.scope, request.size)
         scope = self._scopes[request.scope]
-        connection: Any = asyncio.current_task()
-        scope.connections.add(connection)
-        connection.add_done_callback(scope.connections.discard)
-        connection.add_done_callback(self._responding.discard)
+        task: Any = asyncio.current_task()
+        self._scope_of[task] = scope
+        task.add_done_callback(self._scope_of.pop)
         if objection := scope.objection(request):
             self._end(scope, Refused("ERR_MISMATCH", objection))
         else:
@@ -176,8 +173,9 @@ class Rendezvous(Server):
 
     async def _close(self):
         """Sends the responses first: rank 0 closes when it has its own, which may be the error that ends it."""
-        if self._responding:
-            await asyncio.wait(self._responding, timeout=_CLOSE_SECONDS)
+        responding = [task for task, scope in self._scope_of.items() if scope.response.done()]
+        if responding:
+            await asyncio.wait(responding, timeout=_CLOSE_SECONDS)
         await super()._close()
 
     async def _wait(self, scope, request, reader):
