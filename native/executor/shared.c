@@ -28,8 +28,8 @@ unsigned char *shared_buffer(struct executor *exec, const struct pipeline *pipel
                               (int)((pipeline->begin + block) % SHM_BUFFERS));
 }
 
-// The step that all members must have finished before one may begin `step` with the same block; copying in
-// reuses a buffer, so there with the block SHM_BUFFERS before.
+// The step that all members must have finished before one may begin `step` with the same block; to copy in, which reuses a
+// buffer, with the block SHM_BUFFERS earlier.
 static enum shm_step before(const struct pipeline *pipeline, enum shm_step step)
 {
     switch (step) {

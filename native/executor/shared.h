@@ -24,9 +24,9 @@ struct pipeline;
 typedef void (*shared_step_fn)(struct executor *exec, struct pipeline *pipeline, size_t block);
 
 struct shared_steps {
-    shared_step_fn copy_in;               // NULL: nothing to write
+    shared_step_fn copy_in;             // NULL: nothing to write
     shared_step_fn reduce;              // NULL on all members: there is no such step
-    shared_step_fn copy_out;             // NULL: nothing to write
+    shared_step_fn copy_out;            // NULL: nothing to write
     bool only_root;                     // only the member at `root` copies in, and it copies nothing out
     int root;
 };
