@@ -21,6 +21,8 @@ struct d_fp_s {
     struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
+    struct span shard;          // of which the list consists if this is a shard ...
+    size_t at;                  // ... at this offset in the scratch memory
     struct peers peers;
     bhvd_dtype dtype, wide;     // of the values; of the sum: float32, or float64
     double weight;              // of each value, or of the sum of values multiplied by their shares
@@ -120,9 +122,9 @@ static void keep(const struct span_list *list)
 // Number of ranks that a member of the group represents: those of its host, or only itself.
 static int members_of(const struct hierarchy *hosts, int i) { return hosts ? hierarchy_members_of(hosts, i) : 1; }
 
-static void weigh(struct d_fp_s *a, const struct group *group, const struct hierarchy *hosts, bhvd_topology topology)
+static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhvd_topology topology)
 {
-    const int own = members_of(hosts, group->rank);
+    const int own = members_of(hosts, rank);
     int sizes[PEERS_MAX] = {0};
     a->weight = 1.0 / (1 + a->peers.times * a->peers.count);
     for (int p = 0; p < a->peers.count; p++) {
@@ -135,59 +137,90 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
     }
 }
 
-// Plans among the members of this group, each of which represents its host if there are hosts. Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct hierarchy *hosts,
-                              const struct collective *coll, struct span_list *list, struct plan *plan)
+// Writes the schedule of a member of a group, each of which represents its host if there are hosts. The list is the values'; a single
+// span is the schedule's input.
+static void write_down(struct d_fp_s *a, struct executor *exec, const struct hierarchy *hosts, const struct collective *coll,
+                       const struct span_list *list, struct schedule *schedule)
 {
-    struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
-    if (!a)
-        return exec->failure.status;
     const bhvd_dtype dtype = coll->tensors[0].dtype;
     const size_t element = bhvd_dtype_size(dtype);
     *a = (struct d_fp_s){
         .exec = exec,
-        .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
-        .list = plan->list,
-        .peers = peers_of(coll->topology, group->size, group->rank, coll->round),
+        .codes = {.cut = {list->nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
+        .list = *list,
+        .peers = peers_of(coll->topology, schedule->size, schedule->rank, coll->round),
         .dtype = dtype,
         .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
-    weigh(a, group, hosts, coll->topology);
+    weigh(a, hosts, schedule->rank, coll->topology);
     codes_in_scratch(&a->codes, 1, PEERS_MAX, &exec->network);
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a};
-    if (a->list.count == 1) {
+    if (list->count == 1) {
         a->codes.encodes = false;
         a->codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
-        plan->operands.input = a->list.spans[0].src;
     }
-    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
+    schedule_exchange(schedule, &a->codes, a->peers.index, a->peers.count);
+}
+
+// Takes ownership of the list.
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll, struct span_list *list,
+                              struct plan *plan)
+{
+    struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
+    if (!a)
+        return exec->failure.status;
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a, .input = plan->list.spans[0].src};
+    write_down(a, exec, NULL, coll, &plan->list, plan_begin(plan, group));
     return BHVD_OK;
 }
 
-// Plans a shard of the vector among hosts; without peers it stays as it is.
-static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                              const struct inter_host_stage *stage, struct plan *out)
+// ----------------------------------------------------------------------------------------------------------- of hosts
+
+struct hosts {
+    struct shards shards;
+    struct executor *exec;
+    const struct collective *coll;
+    struct d_fp_s of[];                 // by piece: of this rank's shard
+};
+
+static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    struct span_list list = {0};
-    (void)begin;
-    if (!peers_of(stage->coll->topology, h->cross->size, h->cross->rank, stage->coll->round).count)
-        return BHVD_OK;
-    bhvd_status status = primitive_shard(exec, shard, &list);
-    if (!status)
-        status = plan_among(exec, h->cross, h, stage->coll, &list, out);
-    span_list_fini(&list);
-    return status;
+    struct d_fp_s *a = &((struct hosts *)arg)->of[step->number];
+    a->shard.dst = buffers[SCRATCH_BUFFER] + a->at;
+    a->shard.src = a->shard.dst;
+    run_custom_step(a, step, buffers);
 }
 
-// The peers are hosts, each with the mean of its members.
-static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
-                                 struct plan *out)
+// Without peers the shard stays as it is.
+static void write_shard(void *arg, struct schedule *schedule, size_t piece, size_t begin, size_t nbytes)
 {
-    const bool several = group->hierarchy != NULL;
-    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
-    const int members = several ? group->hierarchy->local->size : group->size;
+    struct hosts *hosts = arg;
+    struct d_fp_s *a = &hosts->of[piece];
+    (void)begin;
+    if (!peers_of(hosts->coll->topology, schedule->size, schedule->rank, hosts->coll->round).count)
+        return;
+    write_down(a, hosts->exec, hosts->shards.h, hosts->coll, &(struct span_list){&a->shard, 1, 1, nbytes}, schedule);
+    a->shard.nbytes = nbytes;
+    a->at = schedule->part->base[INPUT_BUFFER].offset;
+}
+
+// The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
+static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
+                                 struct plan *plan)
+{
+    const struct hierarchy *h = group->hierarchy;
+    const int members = h ? h->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? two_level_shards_plan(out, exec, group, &mean, list, &stage) : allreduce_shared(exec, group, &mean, list);
+    const struct shards_cut cut = primitive_cut(list->nbytes);
+    if (!h)
+        return allreduce_shared(exec, group, &mean, list);
+    struct hosts *hosts = shards_plan(exec, group, &mean, list, sizeof *hosts + shards_pieces(h, &cut) * sizeof hosts->of[0], plan);
+    if (!hosts)
+        return exec->failure.status;
+    hosts->exec = exec;
+    hosts->coll = coll;
+    plan->operands.run_custom_step = run_shard_step;
+    schedule_shards(&plan->schedule, h, &cut, write_shard, hosts);
+    return BHVD_OK;
 }
 
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
@@ -199,7 +232,7 @@ bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = average_hosts(exec, group, &list, coll, out);
     } else if (!status && list.nbytes && peers_of(coll->topology, group->size, group->rank, coll->round).count) {
-        status = plan_among(exec, group, NULL, coll, &list, out);
+        status = plan_among(exec, group, coll, &list, out);
     } else if (!status) {
         keep(&list);
     }
