@@ -6,32 +6,31 @@
 
 enum { SHARD_BYTES = 2 << 20 };         // per piece
 
-struct allreduce {
-    struct shards shards;
-    enum allreduce_path path;           // of all shards
+struct within_shard {
+    enum allreduce_path path;
     size_t element;
 };
 
-static void write_shard(void *arg, struct schedule *schedule, size_t piece, size_t begin, size_t nbytes)
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
 {
-    const struct allreduce *x = arg;
-    (void)piece, (void)begin;
+    const struct within_shard *x = arg;
+    (void)piece;
     allreduce_schedule(schedule, x->path, NULL, nbytes, x->element);
 }
 
 bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, const struct group *group,
                                 const struct reduction *reduction, struct span_list *list)
 {
-    const struct hierarchy *h = group->hierarchy;
-    const struct shards_cut cut = {list->nbytes, SHARD_BYTES, SHARDS_IN_FLIGHT};
     struct reduction within = *reduction;
     within.postscale = 1.0;
-    struct allreduce *x = shards_plan(exec, group, &within, list, sizeof *x, plan);
+    const struct shards *x = shards_plan(exec, group, NULL, &within, SHARD_BYTES, SHARDS_IN_FLIGHT, list, plan);
     if (!x)
         return exec->failure.status;
-    x->element = bhvd_dtype_size(reduction->dtype);
-    x->path = allreduce_path_over_links(exec->allreduce_path, &exec->network, h->hosts, shards_longest(h, &cut));
+    // All shards on one path, that of the longest.
+    const struct within_shard shard = {
+        allreduce_path_over_links(exec->allreduce_path, &x->network, x->h->hosts, shards_longest(x->h, &x->cut)),
+        bhvd_dtype_size(reduction->dtype)};
     plan->operands.reduction = *reduction;
-    schedule_shards(&plan->schedule, h, &cut, write_shard, x);
+    schedule_shards(&plan->schedule, x->h, &x->cut, write_shard, &shard);
     return BHVD_OK;
 }

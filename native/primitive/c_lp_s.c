@@ -31,8 +31,6 @@ struct c_lp_s {
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values and destinations; empty if a GPU encoded them
-    struct span shard;                  // or these ...
-    size_t at;                          // ... at this offset in the scratch memory
     int size, rank;
     size_t begin;                       // offset in the operation's vector in elements, for seeds
     double prescale, factor;            // factor: multiplies the sum
@@ -195,37 +193,36 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-struct hosts {
-    struct shards shards;
-    struct executor *exec;
-    const struct collective *coll;
-    struct c_lp_s of[];                 // by piece: of this rank's shard
-};
+// Of this rank's shard of a piece.
+static struct c_lp_s shard_of(const struct shards *shards, size_t piece)
+{
+    const struct collective *coll = shards->coll;
+    const struct byte_range mine = shards_mine(shards, piece);
+    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host);
+    x.begin = mine.begin / x.codes.element;
+    x.prescale = 1.0;                           // the prescale is applied within hosts
+    if (x.worker_residual)
+        x.worker_residual += x.begin;
+    if (x.server_residual && scatters(coll))
+        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.rank).begin;
+    codes_in_scratch(&x.codes, x.codes.cut.chunks, (size_t)x.size, &shards->network);
+    return x;
+}
 
 static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    struct c_lp_s *x = &((struct hosts *)arg)->of[step->number];
-    x->shard.dst = buffers[SCRATCH_BUFFER] + x->at;
-    x->shard.src = x->shard.dst;
-    run_custom_step(x, step, buffers);
+    struct span span = shards_span(arg, (size_t)step->number, buffers);
+    struct c_lp_s x = shard_of(arg, (size_t)step->number);
+    x.list = (struct span_list){&span, 1, 1, span.nbytes};
+    run_custom_step(&x, step, buffers);
 }
 
-static void write_shard(void *arg, struct schedule *schedule, size_t piece, size_t begin, size_t nbytes)
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
 {
-    struct hosts *hosts = arg;
-    struct c_lp_s *x = &hosts->of[piece];
-    *x = c_lp_s_of(hosts->exec, hosts->coll, nbytes, schedule->size, schedule->rank);
-    x->shard.nbytes = nbytes;
-    x->list = (struct span_list){&x->shard, 1, 1, nbytes};
-    x->at = schedule->part->base[INPUT_BUFFER].offset;
-    x->begin = begin / x->codes.element;
-    x->prescale = 1.0;                          // the prescale is applied within hosts
-    if (x->worker_residual)
-        x->worker_residual += x->begin;
-    if (x->server_residual && scatters(hosts->coll))
-        x->server_residual += x->begin + segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
-    codes_in_scratch(&x->codes, x->codes.cut.chunks, (size_t)x->size, &hosts->exec->network);
-    write_down(schedule, x, hosts->coll);
+    const struct shards *shards = arg;
+    const struct c_lp_s x = shard_of(shards, piece);
+    (void)nbytes;
+    write_down(schedule, &x, shards->coll);
 }
 
 // Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.
@@ -236,16 +233,12 @@ static bhvd_status plan_hosts(struct executor *exec, const struct group *group, 
     // sum is the host's mean.
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
-    const struct shards_cut cut = primitive_cut(list->nbytes);
-    struct hosts *hosts = shards_plan(exec, group, &within, list,
-                                      sizeof *hosts + shards_pieces(group->hierarchy, &cut) * sizeof hosts->of[0], plan);
-    if (!hosts)
+    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list, plan);
+    if (!shards)
         return exec->failure.status;
-    hosts->exec = exec;
-    hosts->coll = coll;
     plan->operands.run_custom_step = run_shard_step;
     plan->operands.exclusive_memory = collective_exclusive_memory(coll);
-    schedule_shards(&plan->schedule, group->hierarchy, &cut, write_shard, hosts);
+    schedule_shards(&plan->schedule, shards->h, &shards->cut, write_shard, shards);
     return BHVD_OK;
 }
 

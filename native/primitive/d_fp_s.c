@@ -21,8 +21,6 @@ struct d_fp_s {
     struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
-    struct span shard;          // of which the list consists if this is a shard ...
-    size_t at;                  // ... at this offset in the scratch memory
     struct peers peers;
     bhvd_dtype dtype, wide;     // of the values; of the sum: float32, or float64
     double weight;              // of each value, or of the sum of values multiplied by their shares
@@ -137,28 +135,27 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
     }
 }
 
-// Writes the schedule of a member of a group, each of which represents its host if there are hosts. The list is the values'; a single
-// span is the schedule's input.
-static void write_down(struct d_fp_s *a, struct executor *exec, const struct hierarchy *hosts, const struct collective *coll,
-                       const struct span_list *list, struct schedule *schedule)
+// Of member `rank` of `size`; if there are hosts, each represents one of them. A single span is the schedule's input.
+static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size, int rank,
+                               const struct span_list *list, const struct network_cost *network)
 {
     const bhvd_dtype dtype = coll->tensors[0].dtype;
     const size_t element = bhvd_dtype_size(dtype);
-    *a = (struct d_fp_s){
+    struct d_fp_s a = {
         .exec = exec,
         .codes = {.cut = {list->nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
         .list = *list,
-        .peers = peers_of(coll->topology, schedule->size, schedule->rank, coll->round),
+        .peers = peers_of(coll->topology, size, rank, coll->round),
         .dtype = dtype,
         .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
-    weigh(a, hosts, schedule->rank, coll->topology);
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, &exec->network);
+    weigh(&a, hosts, rank, coll->topology);
+    codes_in_scratch(&a.codes, 1, PEERS_MAX, network);
     if (list->count == 1) {
-        a->codes.encodes = false;
-        a->codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
+        a.codes.encodes = false;
+        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
     }
-    schedule_exchange(schedule, &a->codes, a->peers.index, a->peers.count);
+    return a;
 }
 
 // Takes ownership of the list.
@@ -168,39 +165,34 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
     if (!a)
         return exec->failure.status;
+    *a = d_fp_s_of(exec, coll, NULL, group->size, group->rank, &plan->list, &exec->network);
     plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a, .input = plan->list.spans[0].src};
-    write_down(a, exec, NULL, coll, &plan->list, plan_begin(plan, group));
+    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
     return BHVD_OK;
 }
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-struct hosts {
-    struct shards shards;
-    struct executor *exec;
-    const struct collective *coll;
-    struct d_fp_s of[];                 // by piece: of this rank's shard
-};
+static struct d_fp_s shard_of(const struct shards *shards, struct span *span)
+{
+    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host,
+                     &(struct span_list){span, 1, 1, span->nbytes}, &shards->network);
+}
 
 static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    struct d_fp_s *a = &((struct hosts *)arg)->of[step->number];
-    a->shard.dst = buffers[SCRATCH_BUFFER] + a->at;
-    a->shard.src = a->shard.dst;
-    run_custom_step(a, step, buffers);
+    struct span span = shards_span(arg, (size_t)step->number, buffers);
+    struct d_fp_s a = shard_of(arg, &span);
+    run_custom_step(&a, step, buffers);
 }
 
 // Without peers the shard stays as it is.
-static void write_shard(void *arg, struct schedule *schedule, size_t piece, size_t begin, size_t nbytes)
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
 {
-    struct hosts *hosts = arg;
-    struct d_fp_s *a = &hosts->of[piece];
-    (void)begin;
-    if (!peers_of(hosts->coll->topology, schedule->size, schedule->rank, hosts->coll->round).count)
-        return;
-    write_down(a, hosts->exec, hosts->shards.h, hosts->coll, &(struct span_list){&a->shard, 1, 1, nbytes}, schedule);
-    a->shard.nbytes = nbytes;
-    a->at = schedule->part->base[INPUT_BUFFER].offset;
+    const struct d_fp_s a = shard_of(arg, &(struct span){.nbytes = nbytes});
+    (void)piece;
+    if (a.peers.count)
+        schedule_exchange(schedule, &a.codes, a.peers.index, a.peers.count);
 }
 
 // The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
@@ -210,16 +202,13 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
     const struct hierarchy *h = group->hierarchy;
     const int members = h ? h->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    const struct shards_cut cut = primitive_cut(list->nbytes);
     if (!h)
         return allreduce_shared(exec, group, &mean, list);
-    struct hosts *hosts = shards_plan(exec, group, &mean, list, sizeof *hosts + shards_pieces(h, &cut) * sizeof hosts->of[0], plan);
-    if (!hosts)
+    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list, plan);
+    if (!shards)
         return exec->failure.status;
-    hosts->exec = exec;
-    hosts->coll = coll;
     plan->operands.run_custom_step = run_shard_step;
-    schedule_shards(&plan->schedule, h, &cut, write_shard, hosts);
+    schedule_shards(&plan->schedule, h, &shards->cut, write_shard, shards);
     return BHVD_OK;
 }
 

@@ -29,8 +29,8 @@ bhvd_status primitive_check_hosts(const struct executor *exec, const struct grou
 // NULL: out of memory; the executor has failed.
 void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan);
 
-// A primitive between hosts works on shards of the vector (collective/shards.h), few at a time, each with operands of its own.
-static inline struct shards_cut primitive_cut(size_t nbytes) { return (struct shards_cut){nbytes, 16 << 20, 2}; }
+// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is encoded in segments.
+enum { PRIMITIVE_SHARD_BYTES = 16 << 20, PRIMITIVE_SHARDS_IN_FLIGHT = 2 };
 
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s
 // is at offset k each + s segment. In `own`, k is the chunk if there are several. In `results`, k is the chunk (C_LP_S by owners),
