@@ -1,6 +1,6 @@
 // Two-level allgather. Each part crosses to every other host once: member j sends it to the host's member j modulo the number of
-// members there. Each host then distributes the received parts through shared memory. It begins with its own parts, while the others'
-// are still on the wire. Hosts may hold different numbers of members.
+// members there. Each host then distributes the received parts through shared memory. It begins with its own parts, while the
+// others' are still on the wire. Hosts may hold different numbers of members.
 // Cost: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
@@ -43,9 +43,9 @@ static int source_of(const struct allgather *g, struct round round, int index)
     return member < hierarchy_members_of(g->h, round.host) ? hierarchy_member(g->h, round.host, member) : -1;
 }
 
-// Sends this member's slice to one host (in that host's first round only), and receives the slice of the member of another host that
-// maps to this member (index modulo the number of members here). The target moves to the next host, the source to the one before.
-// Returns the step after which it is there.
+// Sends this member's slice to one host (in that host's first round only), and receives the slice of the member of another host
+// that maps to this member (index modulo the number of members here). The target moves to the next host, the source to the one
+// before. Returns the step after which the slice is there.
 static int exchange(struct schedule *schedule, const struct allgather *g, int piece)
 {
     const struct hierarchy *h = g->h;
@@ -59,9 +59,10 @@ static int exchange(struct schedule *schedule, const struct allgather *g, int pi
         return STEP_NONE;
     for (size_t s = 0; round.first == 0 && (cut = byte_range_segment(own, s)).nbytes; s++)
         schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
-    for (size_t s = 0; (cut = byte_range_segment(theirs, s)).nbytes; s++)
-        there = schedule_both(schedule, there, schedule_receive(schedule, from, in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin),
-                                                                cut.nbytes, STEP_NONE));
+    for (size_t s = 0; (cut = byte_range_segment(theirs, s)).nbytes; s++) {
+        const struct location place = in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin);
+        there = schedule_both(schedule, there, schedule_receive(schedule, from, place, cut.nbytes, STEP_NONE));
+    }
     return there;
 }
 
@@ -107,7 +108,8 @@ bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const 
     size_t longest = 0;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part + rounds * sizeof *g->rounds);
+    struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part +
+                                 rounds * sizeof *g->rounds);
     if (!g)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %d ranks", group->size);
     struct span *spans = (struct span *)(g + 1);

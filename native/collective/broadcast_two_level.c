@@ -1,5 +1,5 @@
-// Two-level broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every piece, and
-// copies it in for its host. A host receives the vector once, however many members it holds.
+// Two-level broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every
+// piece, and copies it in for its host. A host receives the vector once, however many members it holds.
 #include <stdlib.h>
 
 #include "base/size.h"

@@ -1,5 +1,5 @@
-// Two-level reducescatter, for hosts that hold equally many members. Within each host, member i gets the host's sums of the parts of
-// the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice of every part.
+// Two-level reducescatter, for hosts that hold equally many members. Within each host, member i gets the host's sums of the
+// parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice of every part.
 // Cost: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
 
@@ -96,7 +96,8 @@ bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, co
     r->cross_part = r->offset + n;
     r->local_part = r->cross_part + hosts;
     plan->release = free;
-    plan->operands = (struct operands){.reduction = *reduction, .output = dst, .begin_pipeline = begin_pipeline, .local = h->local, .arg = r};
+    plan->operands = (struct operands){.reduction = *reduction, .output = dst, .begin_pipeline = begin_pipeline,
+                                       .local = h->local, .arg = r};
     write_down(plan_begin(plan, h->cross), r, part[0] ? (int)((part[0] + r->slice - 1) / r->slice) : 0);
     return BHVD_OK;
 }

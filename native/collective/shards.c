@@ -67,8 +67,9 @@ static void begin_piece(struct writer *w, size_t number)
 static void end_piece(struct writer *w, size_t number)
 {
     const struct byte_range piece = piece_of(w->h, w->cut, number), mine = hierarchy_shard(w->h, piece.nbytes, w->h->index);
-    schedule_distribute_within(w->schedule, (int)number, in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number)), mine.nbytes, piece,
-                               w->exchanged[number % w->cut->in_flight]);
+    const struct location shard = in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number));
+    const int exchanged = w->exchanged[number % w->cut->in_flight];
+    schedule_distribute_within(w->schedule, (int)number, shard, mine.nbytes, piece, exchanged);
 }
 
 void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
@@ -114,8 +115,9 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &x->distributing.pipeline;
 }
 
-struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll, const struct reduction *within,
-                           size_t shard_nbytes, size_t in_flight, struct span_list *list, struct plan *plan)
+struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
+                           const struct reduction *within, size_t shard_nbytes, size_t in_flight, struct span_list *list,
+                           struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t spans = list->count;

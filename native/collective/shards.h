@@ -51,7 +51,8 @@ struct byte_range shards_mine(const struct shards *x, size_t piece);
 // The same shard in scratch memory, while the piece is in flight.
 struct span shards_span(const struct shards *x, size_t piece, unsigned char *const *buffers);
 
-// Begins a plan in this group, which has a hierarchy, and takes ownership of the list. The caller then writes the schedule, and adds
-// operands for its own steps. NULL: no memory; the executor has failed.
-struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll, const struct reduction *within,
-                           size_t shard_nbytes, size_t in_flight, struct span_list *list, struct plan *plan);
+// Begins a plan in this group, which has a hierarchy, and takes ownership of the list. The caller then writes the schedule, and
+// adds operands for its own steps. NULL: no memory; the executor has failed.
+struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
+                           const struct reduction *within, size_t shard_nbytes, size_t in_flight, struct span_list *list,
+                           struct plan *plan);

@@ -296,7 +296,8 @@ static void number_and_link_steps(struct task *task)
     }
 }
 
-struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule, const struct operands *operands)
+struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
+                         const struct operands *operands)
 {
     struct task *task = malloc(sizeof *task);
     const size_t count = (size_t)schedule->count;

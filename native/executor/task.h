@@ -57,7 +57,8 @@ struct task {
 };
 
 // Moves the schedule into a task. NULL: no memory; the schedule was freed, and the executor has failed.
-struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule, const struct operands *operands);
+struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
+                         const struct operands *operands);
 void task_free(struct executor *exec, struct task *task);
 
 // Does the steps that are possible now, except those within the host. True if there were any.

@@ -226,14 +226,15 @@ static void write_shard(const void *arg, struct schedule *schedule, size_t piece
 }
 
 // Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.
-static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll, struct span_list *list,
-                              struct plan *plan)
+static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll,
+                              struct span_list *list, struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
-    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list, plan);
+    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT,
+                                              list, plan);
     if (!shards)
         return exec->failure.status;
     plan->operands.run_custom_step = run_shard_step;

@@ -136,8 +136,8 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 }
 
 // Of member `rank` of `size`; if there are hosts, each represents one of them. A single span is the schedule's input.
-static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size, int rank,
-                               const struct span_list *list, const struct network_cost *network)
+static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size,
+                               int rank, const struct span_list *list, const struct network_cost *network)
 {
     const bhvd_dtype dtype = coll->tensors[0].dtype;
     const size_t element = bhvd_dtype_size(dtype);
@@ -159,8 +159,8 @@ static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *c
 }
 
 // Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll, struct span_list *list,
-                              struct plan *plan)
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+                              struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
     if (!a)
@@ -204,7 +204,8 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
     if (!h)
         return allreduce_shared(exec, group, &mean, list);
-    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list, plan);
+    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list,
+                                              plan);
     if (!shards)
         return exec->failure.status;
     plan->operands.run_custom_step = run_shard_step;

@@ -195,8 +195,8 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
     }
 }
 
-// A piece is a segment, from when the host's mean of it is made until all members have combined its codes. Pieces in flight have their
-// place in the scratch memory: the mean, the leader's code, and those of the peers, which the leader receives.
+// A piece is a segment, from when the host's mean of it is made until all members have combined its codes. Pieces in flight have
+// their place in the scratch memory: the mean, the leader's code, and those of the peers, which the leader receives.
 struct host_ring {
     struct d_lp_s all;
     struct group *local;
@@ -207,11 +207,19 @@ struct host_ring {
     struct broadcast_pipeline distributing;
 };
 
-static struct segment_part part_of(const struct host_ring *ring, size_t piece) { return segments_part(&ring->all.codes.cut, 0, piece); }
+static struct segment_part part_of(const struct host_ring *ring, size_t piece)
+{
+    return segments_part(&ring->all.codes.cut, 0, piece);
+}
 
 static size_t place_of(const struct host_ring *ring, size_t piece)
 {
     return piece % PIECES * (ring->mean_nbytes + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes);
+}
+
+static struct location codes_of(const struct host_ring *ring, size_t piece)
+{
+    return in_buffer(SCRATCH_BUFFER, place_of(ring, piece) + ring->mean_nbytes);
 }
 
 // The leader's codes are distributed, and all members combine them.
@@ -260,9 +268,10 @@ static int begin_piece(struct schedule *schedule, const struct host_ring *ring, 
     codes.slots = 1;
     codes.encodes = true;
     codes.decodes = false;
-    codes.own = (struct code_lay){SCRATCH_BUFFER, ring->mean_nbytes, 0, 0, false};
-    codes.results = (struct code_lay){SCRATCH_BUFFER, ring->mean_nbytes + ring->code_nbytes, ring->code_nbytes, 0, false};
-    schedule_begin_part(schedule, &(struct schedule_part){(int)piece, reduced, {[SCRATCH_BUFFER] = place}});
+    codes.own = (struct code_lay){SCRATCH_BUFFER, 0, 0, 0, false};
+    codes.results = (struct code_lay){SCRATCH_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
+    const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
+    schedule_begin_part(schedule, &exchange);
     schedule_exchange(schedule, &codes, all->peers.index, all->peers.count);
     return schedule_end_part(schedule);
 }
@@ -270,14 +279,15 @@ static int begin_piece(struct schedule *schedule, const struct host_ring *ring, 
 // Returns the step after which the place is free.
 static int end_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int exchanged)
 {
-    const struct segment_part part = part_of(ring, piece);
-    const struct location place = in_buffer(SCRATCH_BUFFER, place_of(ring, piece));
-    const struct location own = in_buffer(SCRATCH_BUFFER, ring->mean_nbytes), peers = in_buffer(SCRATCH_BUFFER, own.offset + ring->code_nbytes);
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    const struct location codes = in_buffer(SCRATCH_BUFFER, place.offset + own.offset);
-    const int distributed = schedule_distribute_within(schedule, (int)piece, codes, nbytes, (struct byte_range){0, nbytes}, exchanged);
-    schedule_begin_part(schedule, &(struct schedule_part){(int)piece, distributed, {[SCRATCH_BUFFER] = place}});
-    schedule_combine(schedule, peers, own, ring->code_nbytes, (struct byte_range){0, part.count * ring->all.codes.element}, STEP_NONE);
+    const struct location codes = codes_of(ring, piece);
+    const struct byte_range values = {0, part_of(ring, piece).count * ring->all.codes.element};
+    const int distributed = schedule_distribute_within(schedule, (int)piece, codes, nbytes, (struct byte_range){0, nbytes},
+                                                       exchanged);
+    const struct schedule_part combination = {(int)piece, distributed, {[SCRATCH_BUFFER] = codes}};
+    schedule_begin_part(schedule, &combination);
+    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, ring->code_nbytes);
+    schedule_combine(schedule, theirs, own, ring->code_nbytes, values, STEP_NONE);
     return schedule_end_part(schedule);
 }
 

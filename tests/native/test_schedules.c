@@ -5,7 +5,7 @@
 //     deadlock   a message moves only when its send and its receive have begun. Run twice: in the order of the numbers, with any
 //                local step next; and in the order in which an executor posts them, over data channels that keep their order
 //     values     every element of every rank counted exactly once, prescaled and scaled once, in the same order on all ranks
-//     hosts      the members of a host write the same steps within it, in the same order; such a step moves data when all have begun it
+//     hosts      the members of a host write the same steps within it, in the same order; it moves data when all have begun it
 //     races      of two steps of a rank that touch the same bytes, one writing, one is over before the other begins, for any
 //                delays: ordered by waits, and by messages (received data has been sent before, and was read completely)
 //
@@ -29,11 +29,11 @@ enum { IS_SANITIZED = false };
 // ---------------------------------------------------------------------------------------------------------------- cases
 
 // The last four are primitives, whose codes are as long here as the values. Peers: those of a ring.
-enum kind { RING, DOUBLING, HALVING, TWO_LEVEL, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE,
-            PEERS, PEERS_IN_PLACE };
+enum kind { RING, DOUBLING, HALVING, TWO_LEVEL, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS,
+            BROADCAST, OWNERS, EVERYONE, PEERS, PEERS_IN_PLACE };
 
-static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "two-level", "allgather", "allgather (doubling)", "alltoall",
-                                         "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
+static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "two-level", "allgather", "allgather (doubling)",
+                                         "alltoall", "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
                                          "peers (in place)"};
 
 struct job {
@@ -276,7 +276,8 @@ static struct step *step_at(const struct world *w, int g)
 
 static const char *name_of(const struct world *w, int g)
 {
-    static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing", "reduce within", "distribute within",
+    static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing",
+                                        "reduce within", "distribute within",
                                         "encode", "reencode", "decode", "combine"};
     static char text[2][80];
     static int turn;
@@ -484,7 +485,8 @@ static const char *check_hosts(struct world *w)
     for (int r = 0; r < w->n && w->job->hosts; r++) {
         const int next = neighbor(w, r);
         int g = next_shared(w, r, w->first[r]), theirs = next_shared(w, next, w->first[next]);
-        for (; g < w->first[r + 1] && theirs < w->first[next + 1]; g = next_shared(w, r, g + 1), theirs = next_shared(w, next, theirs + 1)) {
+        for (; g < w->first[r + 1] && theirs < w->first[next + 1];
+             g = next_shared(w, r, g + 1), theirs = next_shared(w, next, theirs + 1)) {
             const struct step *one = step_at(w, g), *other = step_at(w, theirs);
             w->mate[g] = theirs;
             if (one->kind != other->kind || one->number != other->number || one->values.begin != other->values.begin ||
@@ -965,8 +967,9 @@ static bool is_over_before(const struct past *past, int index, int node)
     return past->bits[(size_t)node * past->words + (size_t)index / 64] >> (index % 64) & 1;
 }
 
-// A step within a host is over after all members have begun it. The run's order respects the edges, so one pass over it is enough. A receive touches bytes after the send has begun to, and is
+// The run's order respects the edges, so one pass over it is enough. A receive touches bytes after the send has begun to, and is
 // over after the send has read the last byte. The send does not wait for the receive, since there are buffers between them.
+// A step within a host is over after all members have begun it.
 static struct past past_of(const struct world *w, int rank)
 {
     const int count = w->first[rank + 1] - w->first[rank];
@@ -1111,8 +1114,8 @@ TEST(two_levels)
         for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
             for (size_t in_flight = 1; in_flight <= SHARDS_IN_FLIGHT; in_flight += 3)
                 for (size_t nbytes = 64; nbytes <= 100 * 1024; nbytes = nbytes * 3 / 64 * 64 + 64)
-                    check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes, .hosts = hosts[i],
-                                            .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
+                    check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
+                                            .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
 }
 
 TEST(parts)
@@ -1258,7 +1261,8 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 CHECK(!check_world(w, 1));              // the order of an unchanged run
                 // These waits may be redundant. In halving, a rank receives only in response to its own sends. Some results of
                 // reducescatter are where no data is sent from. A slot that is free because all of it was awaited, or the
-                // memory of a part, may not be used again by all ranks. Sends from the input wait until the peer expects them, but only for pacing.
+                // memory of a part, may not be used again by all ranks. Sends from the input wait until the peer expects them, but
+                // only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
                     ((is_of_codes(job) || job->kind == TWO_LEVEL) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
