@@ -1,13 +1,12 @@
-// Two-level allgather (executor/two_level.h). Each part crosses to every other host once: member j sends it to the host's member j
-// modulo the number of members there. Each host then distributes the received parts through shared memory. It begins with its own
-// parts, while the others' are still on the wire. Hosts may hold different numbers of members.
+// Two-level allgather. Each part crosses to every other host once: member j sends it to the host's member j modulo the number of
+// members there. Each host then distributes the received parts through shared memory. It begins with its own parts, while the
+// others' are still on the wire. Hosts may hold different numbers of members.
 // Cost: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "executor/hierarchy.h"
-#include "executor/two_level.h"
 
 enum { SLICES = 16 };                   // at most, per part
 
@@ -18,25 +17,23 @@ struct round {
 
 // A piece is one slice of the parts of one round. Pieces are ordered by round, then by slice.
 struct allgather {
-    struct two_level two_level;
-    struct group *group;
+    const struct group *group;
     const struct hierarchy *h;
-    const unsigned char *src;
-    unsigned char *dst;
-    size_t *offset;                     // by position: offset of its part in dst
+    size_t *part, *offset;              // by position, offset: of its part in the output
     size_t slice, slices;               // bytes, whole segments; number per part
     struct round *rounds;
-    size_t *local_part;                 // of a piece: bytes that each local member distributes
+    struct span_list list;              // of a piece: where each local member's goes ...
+    size_t *local_part;                 // ... and its bytes
     struct allgather_pipeline distributing;
 };
 
-static struct round round_of(const struct allgather *g, size_t piece) { return g->rounds[piece / g->slices]; }
+static struct round round_of(const struct allgather *g, int piece) { return g->rounds[(size_t)piece / g->slices]; }
 
-// A slice of the part of the member at this position in the group.
-static struct byte_range slice_of(const struct allgather *g, size_t piece, int position)
+// A slice of the part of the member at this position in the group; nbytes 0 at position -1.
+static struct byte_range slice_of(const struct allgather *g, int piece, int position)
 {
-    const size_t offset = piece % g->slices * g->slice;
-    return (struct byte_range){offset, shared_piece(g->two_level.part[position], offset, g->slice)};
+    const size_t offset = (size_t)piece % g->slices * g->slice;
+    return (struct byte_range){offset, position < 0 ? 0 : shared_piece(g->part[position], offset, g->slice)};
 }
 
 // The position of the member whose part a local member distributes; -1: none.
@@ -46,51 +43,49 @@ static int source_of(const struct allgather *g, struct round round, int index)
     return member < hierarchy_members_of(g->h, round.host) ? hierarchy_member(g->h, round.host, member) : -1;
 }
 
-// One slice of a round: sends this member's slice to one host (in that host's first round only), and receives the slice of the
-// member of another host that maps to this member (index modulo the number of members here). The target moves to the next host, the
-// source to the one before.
-static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t piece, struct plan *plan)
+// Sends this member's slice to one host (in that host's first round only), and receives the slice of the member of another host
+// that maps to this member (index modulo the number of members here). The target moves to the next host, the source to the one
+// before. Returns the step after which the slice is there.
+static int exchange(struct schedule *schedule, const struct allgather *g, int piece)
 {
-    const struct allgather *g = (struct allgather *)l;
     const struct hierarchy *h = g->h;
     const struct round round = round_of(g, piece);
     const int from = source_of(g, round, h->index), to = (2 * h->host + h->hosts - round.host) % h->hosts;
-    struct byte_range cut;
-    (void)exec;
-    if (round.host == h->host)
-        return BHVD_OK;
-    struct schedule *schedule = plan_begin(plan, g->group);
     const int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
-    const struct byte_range own = slice_of(g, piece, g->group->rank);
+    const struct byte_range own = slice_of(g, piece, g->group->rank), theirs = slice_of(g, piece, from);
+    struct byte_range cut;
+    int there = STEP_NONE;
+    if (round.host == h->host)
+        return STEP_NONE;
     for (size_t s = 0; round.first == 0 && (cut = byte_range_segment(own, s)).nbytes; s++)
         schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
-    for (size_t s = 0; from >= 0 && (cut = byte_range_segment(slice_of(g, piece, from), s)).nbytes; s++)
-        schedule_receive(schedule, from, in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin), cut.nbytes, STEP_NONE);
-    plan->operands = (struct operands){.input = g->src, .output = g->dst};
-    return BHVD_OK;
+    for (size_t s = 0; (cut = byte_range_segment(theirs, s)).nbytes; s++) {
+        const struct location place = in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin);
+        there = schedule_both(schedule, there, schedule_receive(schedule, from, place, cut.nbytes, STEP_NONE));
+    }
+    return there;
 }
 
-static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t piece)
+static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,
+                                       unsigned char *const *buffers)
 {
-    struct allgather *g = (struct allgather *)l;
-    const struct round round = round_of(g, piece);
-    const unsigned char *mine = g->dst;
-    l->list.nbytes = 0;
-    for (int i = 0; i < l->local->size; i++) {
+    struct allgather *g = arg;
+    const struct round round = round_of(g, step->number);
+    const unsigned char *mine = buffers[OUTPUT_BUFFER];
+    g->list.nbytes = 0;
+    for (int i = 0; i < g->h->local->size; i++) {
         const int source = source_of(g, round, i);
-        const struct byte_range slice = source >= 0 ? slice_of(g, piece, source) : (struct byte_range){0, 0};
-        unsigned char *to = source >= 0 ? g->dst + g->offset[source] + slice.begin : NULL;
+        const struct byte_range slice = slice_of(g, step->number, source);
+        unsigned char *to = slice.nbytes ? buffers[OUTPUT_BUFFER] + g->offset[source] + slice.begin : NULL;
         g->local_part[i] = slice.nbytes;
-        l->list.spans[i] = (struct span){NULL, to, slice.nbytes};
-        l->list.nbytes += slice.nbytes;
-        if (i == l->local->rank && slice.nbytes)
-            mine = source == g->group->rank ? g->src + slice.begin : to;
+        g->list.spans[i] = (struct span){NULL, to, slice.nbytes};
+        g->list.nbytes += slice.nbytes;
+        if (i == g->h->index && slice.nbytes)
+            mine = source == g->group->rank ? buffers[INPUT_BUFFER] + slice.begin : to;
     }
-    allgather_begin(&g->distributing, exec, l->local, l->slot, mine, &l->list, g->local_part);
+    allgather_begin(&g->distributing, exec, g->h->local, slot, mine, &g->list, g->local_part);
     return &g->distributing.pipeline;
 }
-
-static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
 
 // Lists the rounds, this host's first. rounds NULL: only counts them.
 static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
@@ -105,38 +100,35 @@ static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
     return count;
 }
 
-// Allocates and fills the arrays indexed by member, and the rounds. False: out of memory.
-static bool lay_out(struct allgather *g, const size_t *part, size_t rounds)
-{
-    struct two_level *l = &g->two_level;
-    const size_t n = (size_t)g->group->size, members = (size_t)l->local->size;
-    l->part = malloc((2 * n + members) * sizeof *part + rounds * sizeof *g->rounds);
-    l->list = (struct span_list){.spans = malloc(members * sizeof(struct span)), .count = members, .capacity = members};
-    if (!l->part || !l->list.spans)
-        return false;
-    g->offset = parts_keep(l->part, part, n);
-    g->local_part = g->offset + n;
-    g->rounds = (struct round *)(void *)(g->local_part + members);
-    rounds_of(g->h, g->rounds);
-    return true;
-}
-
-bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
-                                   const size_t *part)
+bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
+                                const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
-    size_t longest = 0, total = 0;
-    for (int i = 0; i < group->size; total += part[i++])
+    const size_t n = (size_t)group->size, members = (size_t)h->local->size, rounds = rounds_of(h, NULL);
+    size_t longest = 0;
+    for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    const size_t slice = two_level_piece(longest, SLICES), slices = (longest + slice - 1) / slice, rounds = rounds_of(h, NULL);
-    struct allgather *g = two_level_create(exec, sizeof *g, &OPS, h->local, total, rounds * slices, rounds * slices);
+    struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part +
+                                 rounds * sizeof *g->rounds);
     if (!g)
-        return exec->failure.status;
-    g->group = group;
-    g->h = h;
-    g->src = src;
-    g->dst = dst;
-    g->slice = slice;
-    g->slices = slices;
-    return two_level_plan(exec, &g->two_level, lay_out(g, part, rounds), plan);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %d ranks", group->size);
+    struct span *spans = (struct span *)(g + 1);
+    *g = (struct allgather){.group = group, .h = h, .slice = schedule_piece(longest, SLICES), .part = (size_t *)(spans + members),
+                            .list = {.spans = spans, .count = members, .capacity = members}};
+    g->slices = (longest + g->slice - 1) / g->slice;
+    g->offset = parts_keep(g->part, part, n);
+    g->local_part = g->offset + n;
+    g->rounds = (struct round *)(void *)(g->local_part + members);
+    rounds_of(h, g->rounds);
+    struct schedule *schedule = plan_begin(plan, group);
+    for (int piece = 0; piece < (int)(rounds * g->slices); piece++) {
+        const int there = exchange(schedule, g, piece);
+        size_t nbytes = 0;
+        for (int i = 0; i < h->local->size; i++)
+            nbytes += slice_of(g, piece, source_of(g, round_of(g, piece), i)).nbytes;
+        schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, (struct byte_range){0, nbytes}, there);
+    }
+    plan->release = free;
+    plan->operands = (struct operands){.input = src, .output = dst, .begin_pipeline = begin_pipeline, .local = h->local, .arg = g};
+    return BHVD_OK;
 }

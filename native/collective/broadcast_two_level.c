@@ -1,63 +1,56 @@
-// Two-level broadcast (executor/two_level.h): over links to the members with the root's local index, one on each host. Each of them
-// forwards every piece, and copies it in for its host. A host receives the vector once, however many members it holds.
+// Two-level broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every
+// piece, and copies it in for its host. A host receives the vector once, however many members it holds.
+#include <stdlib.h>
+
+#include "base/size.h"
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "collective/schedules.h"
 #include "executor/hierarchy.h"
-#include "executor/two_level.h"
 
-enum { PIECES = 64 };                   // at most: each is a separate schedule
+enum { PIECES = 64 };                   // at most: each is a pipeline
 
 struct broadcast {
-    struct two_level two_level;
-    const struct hierarchy *h;
-    int host, index;                    // the root's
-    const unsigned char *src;
-    unsigned char *dst;
-    size_t piece;                       // bytes, whole segments
+    struct group *local;
+    int index;                          // the root's
     struct broadcast_pipeline distributing;
 };
 
-static struct byte_range piece_of(const struct broadcast *b, size_t number)
+static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,
+                                       unsigned char *const *buffers)
 {
-    return (struct byte_range){number * b->piece, shared_piece(b->two_level.nbytes, number * b->piece, b->piece)};
-}
-
-static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
-{
-    const struct broadcast *b = (struct broadcast *)l;
-    const struct byte_range piece = piece_of(b, number);
-    (void)exec;
-    if (b->h->index != b->index)
-        return BHVD_OK;
-    const void *src = b->h->host == b->host ? b->src + piece.begin : NULL;
-    const bool chain = broadcast_by_chain(b->h->cross->size, &l->network, l->nbytes);
-    broadcast_plan(plan, b->h->cross, b->host, src, b->dst + piece.begin, piece.nbytes, chain);
-    return BHVD_OK;
-}
-
-static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
-{
-    struct broadcast *b = (struct broadcast *)l;
-    const struct byte_range piece = piece_of(b, number);
-    broadcast_begin(&b->distributing, exec, l->local, l->slot, b->index, b->dst + piece.begin, b->dst + piece.begin, piece.nbytes);
+    struct broadcast *b = arg;
+    unsigned char *piece = location_pointer(buffers, step->from);
+    broadcast_begin(&b->distributing, exec, b->local, slot, b->index, piece, piece, step->nbytes);
     return &b->distributing.pipeline;
 }
 
-static const struct two_level_ops OPS = {.inter_exchange = inter_exchange, .distribute = distribute};
-
-bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
-                                   void *dst, size_t nbytes)
+bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
+                                void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
-    const size_t piece = two_level_piece(nbytes, PIECES), count = (nbytes + piece - 1) / piece;
-    struct broadcast *b = two_level_create(exec, sizeof *b, &OPS, h->local, nbytes, count, count);
+    const size_t piece = schedule_piece(nbytes, PIECES);
+    const bool chain = broadcast_by_chain(h->hosts, &exec->network, nbytes);
+    struct broadcast *b = malloc(sizeof *b);
+    int host, index;
     if (!b)
-        return exec->failure.status;
-    b->h = h;
-    hierarchy_find(h, root, &b->host, &b->index);
-    b->src = src;
-    b->dst = dst;
-    b->piece = piece;
-    return two_level_plan(exec, &b->two_level, true, plan);
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", nbytes);
+    hierarchy_find(h, root, &host, &index);
+    *b = (struct broadcast){.local = h->local, .index = index};
+    struct schedule *schedule = plan_begin(plan, h->cross ? h->cross : h->local);
+    for (size_t at = 0; at < nbytes; at += piece) {
+        const struct location in = in_buffer(INPUT_BUFFER, at), out = in_buffer(OUTPUT_BUFFER, at);
+        const size_t n = size_min(piece, nbytes - at);
+        const struct schedule_part part = {.after = STEP_NONE, .base = {[INPUT_BUFFER] = in, [OUTPUT_BUFFER] = out}};
+        int there = STEP_NONE;
+        if (h->index == index) {
+            schedule_begin_part(schedule, &part);
+            schedule_broadcast(schedule, host, n, chain);
+            there = schedule_end_part(schedule);
+        }
+        schedule_distribute_within(schedule, 0, out, n, (struct byte_range){at, n}, there);
+    }
+    plan->release = free;
+    plan->operands = (struct operands){.input = src, .output = dst, .begin_pipeline = begin_pipeline, .local = h->local, .arg = b};
+    return BHVD_OK;
 }

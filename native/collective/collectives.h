@@ -27,32 +27,12 @@ bhvd_status allreduce_shared(struct executor *exec, struct group *group, const s
 void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
 // path: the requested one over links; any other value: the cheapest of the three.
+enum allreduce_path allreduce_path_over_links(enum allreduce_path path, const struct network_cost *network, int n, size_t nbytes);
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element);
-// Two-level, in a group that has a hierarchy (executor/hierarchy.h): reduces within each host, lets the owners of each shard of the
-// vector work on it, and distributes the result within each host.
-struct inter_host_stage;
-
-// Plans the work of a shard's owners, in place; may plan nothing. begin: the shard's offset in the vector, in bytes.
-// BHVD_ERR_SYSTEM: the executor has failed.
-typedef bhvd_status (*inter_host_fn)(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                                     const struct inter_host_stage *stage, struct plan *plan);
-
-struct inter_host_stage {
-    inter_host_fn plan;
-    struct reduction reduction;         // for `plan`; unused fields may be 0
-    const struct collective *coll;      // lives as long as the task
-    size_t shard_nbytes;                // bytes, at most
-    int depth;                          // shards in flight, at most INTER_HOST_DEPTH
-};
-
-enum { INTER_HOST_DEPTH = 4 };
-
-// Turns the plan into a task, which takes ownership of the list.
-bhvd_status two_level_shards_plan(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *within,
-                              struct span_list *list, const struct inter_host_stage *stage);
-bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, struct group *group, const struct reduction *reduction,
-                                   struct span_list *list);
+// Plans a two-level allreduce, in a group that has a hierarchy (executor/hierarchy.h). Takes ownership of the list.
+bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, const struct group *group,
+                                const struct reduction *reduction, struct span_list *list);
 
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
 bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const struct reduction *reduction,
@@ -72,17 +52,17 @@ static inline size_t *parts_keep(size_t *kept, const size_t *part, size_t n)
 // part[i]: bytes of the vector for rank i, in rank order; dst: this rank's part.
 bhvd_status reducescatter_shared(struct executor *exec, struct group *group, const struct reduction *reduction,
                                  const struct span_list *src, void *dst, const size_t *part);
-// Plans a task. The group must have a hierarchy with equally many members per host. The first part must be the longest. dst may
-// begin where src does.
-bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, struct group *group,
-                                       const struct reduction *reduction, const void *src, void *dst, const size_t *part);
+// The group must have a hierarchy with equally many members per host. The first part must be the longest. dst may begin where
+// src does.
+bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, const struct group *group,
+                                    const struct reduction *reduction, const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes from rank i; dst holds all parts in rank order. src may be this rank's part in dst.
 bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
-// Plans a task. The group must have a hierarchy.
-bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, struct group *group, const void *src, void *dst,
-                                   const size_t *part);
+// The group must have a hierarchy.
+bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
+                                const size_t *part);
 
 // src and dst hold the parts one after the other.
 bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst,
@@ -92,6 +72,6 @@ bhvd_status alltoall_shared(struct executor *exec, struct group *group, const vo
 bhvd_status broadcast_shared(struct executor *exec, struct group *group, int root, const void *src, void *dst,
                              size_t nbytes);
 void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
-// Plans a task. The group must have a hierarchy, and the root's local index must exist on every host.
-bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, struct group *group, int root, const void *src,
-                                   void *dst, size_t nbytes);
+// The group must have a hierarchy, and the root's local index must exist on every host.
+bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
+                                void *dst, size_t nbytes);

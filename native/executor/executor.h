@@ -1,5 +1,5 @@
 // The executor runs collectives that the engine (core/engine/engine.h) chooses. It has links, memory shared with the
-// host's other ranks, kernels, scratch memory, running tasks (task.h), and the first error. It knows positions in groups (group.h)
+// host's other ranks, kernels, scratch memory, running tasks (tasks.h), and the first error. It knows positions in groups (group.h)
 // and collectives (collective.h), but no names or requests.
 //
 // While an execution waits, the engine's other work must continue: it supplies a few functions for that, the callbacks.
@@ -62,7 +62,7 @@ struct executor {
     struct bhvd_error failure;          // the reason why nothing can be executed any more
     struct writes writes;
     struct block_pool memory;           // freed fusion buffers, which hold several tensors as one vector, and scratch
-    struct FIFO(struct task) tasks;     // running, in the order in which they were started (task.h)
+    struct FIFO(struct task) tasks;     // running, in the order in which they were started (tasks.h)
     struct progress_timer timer;        // of all of them
     int spin_limit, yield_limit;        // rounds of polling, and of yielding, before the engine sleeps
     int sleep_ms;                       // longest sleep
@@ -89,9 +89,9 @@ void executor_after_fork(struct executor *exec);
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
 //                           are not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
-//     3. next engine_poll   tasks_abort destroys every task that has `on_complete`, with its schedule and memory (executor/plan.h),
+//     3. next engine_poll   tasks_abort frees every task that has `on_complete`, with its schedule and memory (executor/plan.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.
-//     4. executor_wait      returns the failure, or BHVD_OK if ready(arg) is > 0 nevertheless; its caller destroys the task it
+//     4. executor_wait      returns the failure, or BHVD_OK if ready(arg) is > 0 nevertheless; its caller frees the task it
 //                           started, and completes that execution, always with the failure (start_or_complete in engine.c)
 //     5. operation_complete wakes sleeping callers and completion lists; bhvd_wait returns the operation's error
 //

@@ -109,12 +109,16 @@ void hierarchy_find(const struct hierarchy *h, int position, int *host, int *ind
     }
 }
 
-void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part)
+struct byte_range hierarchy_shard(const struct hierarchy *h, size_t nbytes, int index)
 {
     size_t shard = (nbytes + (size_t)h->shards - 1) / (size_t)h->shards;
     shard = shard < SHARD_MIN_BYTES ? SHARD_MIN_BYTES : size_round_up(shard, CACHE_LINE);
-    for (int i = 0; i < h->local->size; i++) {
-        part[i] = i >= h->shards ? 0 : nbytes < shard ? nbytes : shard;
-        nbytes -= part[i];
-    }
+    const size_t begin = index < h->shards ? size_min((size_t)index * shard, nbytes) : nbytes;
+    return (struct byte_range){begin, size_min(shard, nbytes - begin)};
+}
+
+void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part)
+{
+    for (int i = 0; i < h->local->size; i++)
+        part[i] = hierarchy_shard(h, nbytes, i).nbytes;
 }

@@ -43,6 +43,8 @@ static inline int hierarchy_member(const struct hierarchy *h, int host, int inde
 // The host and local index of a member, given by its position in the group.
 void hierarchy_find(const struct hierarchy *h, int position, int *host, int *index);
 
-// Splits `nbytes` into shards: part[i] for every local member, in rank order, 0 from index `shards` on. Equal on
-// all hosts. All shards but the last are whole cache lines; sizes too small to split go to the first.
+// The shard of the member with this local index, of `nbytes`; empty from index `shards` on. Equal on all hosts. All shards but the
+// last are whole cache lines; sizes too small to split go to the first.
+struct byte_range hierarchy_shard(const struct hierarchy *h, size_t nbytes, int index);
+// Their sizes, by local member.
 void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part);

@@ -1,6 +1,7 @@
 #include "executor/schedule.h"
 
 #include "base/array.h"
+#include "base/size.h"
 
 void schedule_init(struct schedule *schedule, int size, int rank)
 {
@@ -13,21 +14,34 @@ void schedule_fini(struct schedule *schedule)
     *schedule = (struct schedule){0};
 }
 
-static void reach(struct schedule *schedule, struct location location, size_t nbytes)
+// Moves a location to its place if it is a part's.
+static void place(struct schedule *schedule, struct location *location, size_t nbytes)
 {
-    if (schedule->buffer_nbytes[location.buffer] < location.offset + nbytes)
-        schedule->buffer_nbytes[location.buffer] = location.offset + nbytes;
+    if (schedule->part) {
+        const struct location base = schedule->part->base[location->buffer];
+        *location = in_buffer(base.buffer, base.offset + location->offset);
+    }
+    if (schedule->buffer_nbytes[location->buffer] < location->offset + nbytes)
+        schedule->buffer_nbytes[location->buffer] = location->offset + nbytes;
 }
 
 static int append(struct schedule *schedule, struct step step)
 {
+    const struct schedule_part *part = schedule->part;
     if (!array_reserve(schedule->steps, schedule->count, schedule->capacity, 32)) {
         schedule->failed = true;
         return STEP_NONE;
     }
-    reach(schedule, step.to, step.nbytes);
-    reach(schedule, step.from, step.nbytes);
-    reach(schedule, step.other, step.nbytes);
+    if (part) {
+        step.number = part->number;
+        step.after[0] = step.after[0] == STEP_NONE && step.after[1] == STEP_NONE ? part->after : step.after[0];
+    }
+    for (int w = 0; w < STEP_WAITS; w++)
+        if (step.after[w] != STEP_NONE)
+            schedule->steps[step.after[w]].is_awaited = true;
+    place(schedule, &step.to, step.nbytes);
+    place(schedule, &step.from, step.nbytes);
+    place(schedule, &step.other, step.nbytes);
     schedule->steps[schedule->count] = step;
     return schedule->count++;
 }
@@ -53,6 +67,8 @@ int schedule_receive(struct schedule *schedule, int peer, struct location to, si
 int schedule_load(struct schedule *schedule, struct byte_range range, int after)
 {
     const struct location location = in_buffer(FUSION_BUFFER, range.begin);
+    if (schedule->part)
+        return after;
     return put(schedule, STEP_LOAD, 0, location, location, location, range.nbytes, after);
 }
 
@@ -70,6 +86,8 @@ int schedule_scale(struct schedule *schedule, struct location to, size_t nbytes,
 int schedule_store(struct schedule *schedule, struct byte_range range, int after)
 {
     const struct location location = in_buffer(FUSION_BUFFER, range.begin);
+    if (schedule->part)
+        return after;
     return put(schedule, STEP_STORE, 0, location, location, location, range.nbytes, after);
 }
 
@@ -107,9 +125,48 @@ int schedule_combine(struct schedule *schedule, struct location from, struct loc
     return put_coded(schedule, STEP_COMBINE, own, from, own, nbytes, values, after);
 }
 
+static int put_within(struct schedule *schedule, enum step_kind kind, int number, struct location location, size_t nbytes,
+                      struct byte_range values, int after)
+{
+    return append(schedule, (struct step){.kind = kind, .after = {after, STEP_NONE}, .to = location, .from = location,
+                                          .other = location, .nbytes = nbytes, .values = values, .number = number});
+}
+
+int schedule_reduce_within(struct schedule *schedule, int number, struct location to, size_t nbytes, struct byte_range values,
+                           int after)
+{
+    return put_within(schedule, STEP_REDUCE_WITHIN, number, to, nbytes, values, after);
+}
+
+int schedule_distribute_within(struct schedule *schedule, int number, struct location from, size_t nbytes, struct byte_range values,
+                               int after)
+{
+    return put_within(schedule, STEP_DISTRIBUTE_WITHIN, number, from, nbytes, values, after);
+}
+
 int schedule_both(struct schedule *schedule, int one, int other)
 {
     if (one == STEP_NONE || other == STEP_NONE)
         return one == STEP_NONE ? other : one;
     return append(schedule, (struct step){.kind = STEP_NOOP, .after = {one, other}});
+}
+
+void schedule_begin_part(struct schedule *schedule, const struct schedule_part *part)
+{
+    schedule->part = part;
+    schedule->part_begin = schedule->count;
+}
+
+int schedule_end_part(struct schedule *schedule)
+{
+    int all = schedule->count == schedule->part_begin ? schedule->part->after : STEP_NONE;
+    schedule->part = NULL;
+    for (int i = schedule->part_begin, end = schedule->count; i < end; i++)
+        all = schedule->steps[i].is_awaited ? all : schedule_both(schedule, all, i);
+    return all;
+}
+
+size_t schedule_scratch_end(const struct schedule *schedule)
+{
+    return size_round_up(schedule->buffer_nbytes[SCRATCH_BUFFER], CACHE_LINE);
 }

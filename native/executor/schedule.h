@@ -55,6 +55,13 @@ static inline struct byte_range byte_range_segment(struct byte_range range, size
     return (struct byte_range){range.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
 }
 
+// The size in bytes of whole segments, of which at most `most` make up a vector.
+static inline size_t schedule_piece(size_t nbytes, size_t most)
+{
+    const size_t segments = (nbytes + SCHEDULE_SEGMENT - 1) / SCHEDULE_SEGMENT;
+    return (segments ? (segments + most - 1) / most : 1) * SCHEDULE_SEGMENT;
+}
+
 enum step_kind {
     STEP_SEND,          // `from` to the peer
     STEP_RECEIVE,       // from the peer into `to`
@@ -63,7 +70,11 @@ enum step_kind {
     STEP_SCALE,         // to = to * postscale
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
-    STEP_NOOP,       // does nothing: joins two dependencies into one
+    STEP_NOOP,          // does nothing: joins two dependencies into one
+    // A collective of this host's members, in memory that they share (executor/shared.h), begun by the schedule's creator. Each
+    // member executes these steps one after the other, in the order in which they were written.
+    STEP_REDUCE_WITHIN,         // to = this member's part of the reduction of all members' values
+    STEP_DISTRIBUTE_WITHIN,     // all members' parts, this one's at `from`, to all members
     // On codes, executed by the schedule's creator (primitive/coded_schedules.h); a code represents a range of values of the
     // vector.
     STEP_ENCODE,        // to = the code of the values
@@ -80,7 +91,16 @@ struct step {
     int after[STEP_WAITS];          // STEP_NONE: nothing
     struct location to, from, other;
     size_t nbytes;                  // at each of these locations
-    struct byte_range values;       // range of the vector; for codes only
+    struct byte_range values;       // range of the vector; for codes, and within the host
+    int number;                     // of the part; within the host, of the piece
+    bool is_awaited;                // does another step wait for it?
+};
+
+// A part of a schedule. Its first steps wait for `after`; its buffers begin at these places, and its vector is there already: it
+// is neither loaded nor stored.
+struct schedule_part {
+    int number, after;
+    struct location base[BUFFER_COUNT];
 };
 
 struct schedule {
@@ -88,6 +108,8 @@ struct schedule {
     struct step *steps;
     int count, capacity;
     size_t buffer_nbytes[BUFFER_COUNT];  // the end of the furthest access in each buffer
+    const struct schedule_part *part;    // being written; NULL: none
+    int part_begin;                      // its first step
     bool failed;                    // no memory: steps are missing
 };
 
@@ -110,5 +132,17 @@ int schedule_reencode(struct schedule *schedule, struct location code, size_t nb
 int schedule_decode(struct schedule *schedule, struct location code, size_t nbytes, struct byte_range values, int after);
 int schedule_combine(struct schedule *schedule, struct location from, struct location own, size_t nbytes,
                      struct byte_range values, int after);
+// number: for the creator, to tell its pieces apart. values: what is reduced, or distributed.
+int schedule_reduce_within(struct schedule *schedule, int number, struct location to, size_t nbytes, struct byte_range values,
+                           int after);
+int schedule_distribute_within(struct schedule *schedule, int number, struct location from, size_t nbytes, struct byte_range values,
+                               int after);
+
+// The steps between these two calls are a part. part: lives until schedule_end_part, which returns a step that waits for all of its
+// steps.
+void schedule_begin_part(struct schedule *schedule, const struct schedule_part *part);
+int schedule_end_part(struct schedule *schedule);
+// Where more scratch memory may begin.
+size_t schedule_scratch_end(const struct schedule *schedule);
 // A step that waits for both. If either is STEP_NONE: returns the other.
 int schedule_both(struct schedule *schedule, int one, int other);

@@ -1,125 +1,331 @@
 #include "executor/task.h"
 
-static void complete(struct executor *exec, struct task *task, bhvd_status status)
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/size.h"
+
+enum {
+    PRIORITY_BYTES = 64 << 10,
+    LOCAL_BYTES = 256 << 10         // of local work per task before links are polled again
+};
+
+// The state of a step.
+struct step_state {
+    struct transfer transfer;
+    uint32_t number;            // of the message
+    int waits;                  // number of unfinished steps that it waits for
+    int next[STEP_WAITS];       // for each step that it waits for: the next edge from there, as STEP_WAITS * step + index
+    int first;                  // first edge to a step that waits for this one
+};
+
+static unsigned char *at(const struct task *task, struct location location)
 {
-    void (*on_complete)(void *, bhvd_status) = task->on_complete;
-    void *arg = task->arg;
-    task_destroy(exec, task);
-    on_complete(arg, status);
+    return location_pointer(task->buffers, location);
 }
 
-void task_start(struct executor *exec, struct task *task, void (*on_complete)(void *arg, bhvd_status status), void *arg)
+// ------------------------------------------------------------------------------------------------------------- memory
+
+// Allocates the vector, unless there is only one tensor, whose result it can be, and the scratch.
+static bool take_memory(struct task *task)
 {
-    task->on_complete = on_complete;
-    task->arg = arg;
-    task->awaited = -1;
-    fifo_put(&exec->tasks, task, next);
-    task->advance(exec, task);
+    const size_t *nbytes = task->schedule.buffer_nbytes;
+    const struct span_list *list = task->operands.list;
+    task->packed = list && (list->count != 1 || !list->spans[0].dst);
+    const size_t vector = !list || task->packed ? size_round_up(nbytes[FUSION_BUFFER], CACHE_LINE) : 0;
+    const size_t total = vector + size_round_up(nbytes[SCRATCH_BUFFER], CACHE_LINE);
+    if (total && !(task->memory = executor_acquire(task->exec, total)))
+        return false;
+    task->buffers[INPUT_BUFFER] = (unsigned char *)task->operands.input;
+    task->buffers[OUTPUT_BUFFER] = task->operands.output;
+    task->buffers[FUSION_BUFFER] = list && !task->packed ? list->spans[0].dst : task->memory;
+    task->buffers[SCRATCH_BUFFER] = (unsigned char *)task->memory + vector;
+    return true;
 }
 
-void task_destroy(struct executor *exec, struct task *task)
+static void end_pairwise(const struct task *task)
 {
-    struct task **at = &exec->tasks.head;
-    while (*at != task)
-        at = &(*at)->next;
-    fifo_remove(&exec->tasks, at, next);
-    task->destroy(exec, task);
+    for (int i = 0; i < task->schedule.count; i++) {
+        const struct step *step = &task->schedule.steps[i];
+        if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
+            link_end_pairwise(group_link(task->exec, task->group, step->peer), task->execution);
+    }
 }
 
-static int is_complete(struct executor *exec, void *task)
+static void leave_slot(const struct task *task)
 {
-    (void)exec;
-    return ((const struct task *)task)->is_complete;
+    if (task->operands.local && task->operands.local->users[task->slot] == task)
+        task->operands.local->users[task->slot] = NULL;
 }
 
-bhvd_status task_execute(struct executor *exec, struct task *task)
+void task_free(struct executor *exec, struct task *task)
 {
-    task_start(exec, task, NULL, NULL);
-    bhvd_status status = executor_wait(exec, is_complete, task, -1);
-    task_destroy(exec, task);
-    return status;
+    leave_slot(task);
+    executor_release(exec, task->memory);
+    schedule_fini(&task->schedule);
+    free(task->steps);
+    free(task->ready);
+    free(task);
 }
 
-// ----------------------------------------------------------------------------------------------------------- all tasks
+// -------------------------------------------------------------------------------------------------------------- steps
 
-static bool advance_all(struct executor *exec, bool within_host)
+static void post(struct task *task, int index)
+{
+    const struct step *step = &task->schedule.steps[index];
+    struct step_state *state = &task->steps[index];
+    struct link *link = group_link(task->exec, task->group, step->peer);
+    if (step->kind == STEP_SEND)
+        link_send_numbered(link, task->execution, state->number, &state->transfer, at(task, step->from), step->nbytes,
+                           &task->moved, task->has_priority);
+    else
+        link_recv_numbered(link, task->execution, state->number, &state->transfer, at(task, step->to), step->nbytes,
+                           &task->moved);
+}
+
+static bool is_within(enum step_kind kind) { return kind == STEP_REDUCE_WITHIN || kind == STEP_DISTRIBUTE_WITHIN; }
+
+// Starts a step that no longer waits.
+static void begin(struct task *task, int index)
+{
+    const enum step_kind kind = task->schedule.steps[index].kind;
+    if (kind == STEP_SEND || kind == STEP_RECEIVE)
+        post(task, index);
+    else if (!is_within(kind))
+        task->ready[task->ready_end++] = index;
+}
+
+static void end(struct task *task, int index)
+{
+    task->remaining--;
+    for (int edge = task->steps[index].first; edge != STEP_NONE;) {
+        const int waiting = edge / STEP_WAITS;
+        edge = task->steps[waiting].next[edge % STEP_WAITS];
+        if (--task->steps[waiting].waits == 0)
+            begin(task, waiting);
+    }
+}
+
+// Copies the tensors' values into this part of the vector, prescaled. Once per part, before any other step on it.
+static void load(const struct task *task, size_t begin, size_t nbytes)
+{
+    const struct reduction *reduction = &task->operands.reduction;
+    struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
+    unsigned char *to = task->buffers[FUSION_BUFFER] + begin;
+    const unsigned char *src;
+    unsigned char *dst;
+    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
+        if (reduction->prescale != 1.0)
+            reduction->scale(to, src, reduction->prescale, n / bhvd_dtype_size(reduction->dtype));
+        else if (to != src)
+            memcpy(to, src, n);
+    }
+}
+
+// Writes the final values of this part to the tensors.
+static void store(const struct task *task, size_t begin, size_t nbytes)
+{
+    struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
+    if (task->packed)
+        span_unpack(&cursor, task->buffers[FUSION_BUFFER] + begin, nbytes);
+}
+
+static void run_step(const struct task *task, const struct step *step)
+{
+    const struct reduction *reduction = &task->operands.reduction;
+    const size_t element = bhvd_dtype_size(reduction->dtype), count = element ? step->nbytes / element : 0;
+    switch (step->kind) {
+    case STEP_LOAD:
+        load(task, step->to.offset, step->nbytes);
+        break;
+    case STEP_REDUCE:
+        reduction->reduce(at(task, step->to), at(task, step->from), at(task, step->other), count);
+        break;
+    case STEP_SCALE:
+        if (reduction->postscale != 1.0)
+            reduction->scale(at(task, step->to), at(task, step->to), reduction->postscale, count);
+        break;
+    case STEP_STORE:
+        store(task, step->from.offset, step->nbytes);
+        break;
+    case STEP_COPY:
+        if (at(task, step->to) != at(task, step->from))
+            span_copy(at(task, step->to), at(task, step->from), step->nbytes);
+        break;
+    case STEP_ENCODE:
+    case STEP_REENCODE:
+    case STEP_DECODE:
+    case STEP_COMBINE:
+        task->operands.run_custom_step(task->operands.arg, step, task->buffers);
+        break;
+    default:
+        break;
+    }
+}
+
+static void check_complete(struct executor *exec, struct task *task)
+{
+    if (task->remaining == 0 && !task->is_complete && task->execution & LINK_PAIRWISE)
+        end_pairwise(task);
+    task->is_complete = task->remaining == 0 && !exec->failure.status;
+}
+
+bool task_advance(struct executor *exec, struct task *task)
 {
     bool progress = false;
-    for (struct task *task = exec->tasks.head, *next; task && !exec->failure.status; task = next) {
-        const bool is_due = within_host == (task->can_advance != NULL);
-        progress |= is_due && task->advance(exec, task);
-        next = task->next;
-        if (is_due && task->is_complete && task->on_complete && !exec->failure.status) {
-            complete(exec, task, BHVD_OK);
-            progress = true;
-        }
+    for (struct transfer *moved; (moved = fifo_take(&task->moved, next)); progress = true)
+        end(task, (int)((struct step_state *)moved - task->steps));
+    for (size_t nbytes = 0; task->ready_begin < task->ready_end && nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
+        const int index = task->ready[task->ready_begin++];
+        const struct step *step = &task->schedule.steps[index];
+        run_step(task, step);
+        end(task, index);
+        nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
     }
+    check_complete(exec, task);
     return progress;
 }
 
-// Messages first, so that local work of a large operation does not delay the messages of a small one.
-bool tasks_advance(struct executor *exec)
+// -------------------------------------------------------------------------------------------------------- within the host
+
+static int next_within(const struct task *task, int index)
 {
-    bool progress = advance_all(exec, false);
-    return advance_all(exec, true) || progress;
+    while (index < task->schedule.count && !is_within(task->schedule.steps[index].kind))
+        index++;
+    return index;
 }
 
-bool tasks_can_advance(struct executor *exec)
+// Pipelines of one slot run one after the other, those of an earlier execution first: tasks take a free slot in this order because
+// they are advanced in it.
+static bool may_take_slot(const struct task *task)
 {
-    struct task *task = exec->tasks.head;
-    while (task && !(task->can_advance && task->can_advance(exec, task)))
-        task = task->next;
-    return task;
+    const void *user = task->operands.local->users[task->slot];
+    return !user || user == task;
 }
 
-// Ending a two-level task destroys its inner tasks too, so start again at the head each time.
-void tasks_abort(struct executor *exec)
+static bool may_begin_within(const struct task *task)
 {
-    for (struct task *task = exec->tasks.head; task;) {
-        if (!task->on_complete) {
-            task = task->next;
-            continue;
+    return task->within < task->schedule.count && task->steps[task->within].waits == 0 && may_take_slot(task);
+}
+
+static void end_within(struct executor *exec, struct task *task)
+{
+    const int index = task->within;
+    pipeline_end(exec, task->pipeline);
+    task->pipeline = NULL;
+    task->within = next_within(task, index + 1);
+    if (task->within == task->schedule.count)
+        leave_slot(task);
+    end(task, index);
+}
+
+bool task_advance_within(struct executor *exec, struct task *task)
+{
+    const struct operands *operands = &task->operands;
+    struct bhvd_sent *sent_before = exec->sent;
+    bool progress = false;
+    task->awaited = -1;
+    if (task->within < task->schedule.count && may_take_slot(task))
+        operands->local->users[task->slot] = task;
+    exec->sent = task->sent;
+    for (size_t nbytes = 0; nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
+        if (!task->pipeline) {
+            if (!may_begin_within(task))
+                break;
+            task->pipeline = operands->begin_pipeline(operands->arg, exec, task->slot, &task->schedule.steps[task->within],
+                                                      task->buffers);
+        } else if (pipeline_is_complete(task->pipeline)) {
+            end_within(exec, task);
+        } else if (pipeline_advance(exec, task->pipeline)) {
+            nbytes += size_min(task->schedule.steps[task->within].values.nbytes, SHM_BUFFER_BYTES);
+        } else {
+            task->awaited = operands->local->ranks[task->pipeline->slowest];
+            pipeline_can_advance(exec, task->pipeline);    // has the awaited member left?
+            break;
         }
-        complete(exec, task, exec->failure.status);
-        task = exec->tasks.head;
+        exec->messages_moved++;
+    }
+    exec->sent = sent_before;
+    check_complete(exec, task);
+    return progress;
+}
+
+bool task_can_advance(struct executor *exec, struct task *task)
+{
+    if (task->pipeline)
+        return pipeline_is_complete(task->pipeline) || pipeline_can_advance(exec, task->pipeline);
+    return may_begin_within(task);
+}
+
+// -------------------------------------------------------------------------------------------------------------- creation
+
+static bool moves_little(const struct schedule *schedule)
+{
+    size_t total = 0;
+    for (int i = 0; i < schedule->count && total <= PRIORITY_BYTES; i++)
+        total += schedule->steps[i].kind == STEP_SEND ? schedule->steps[i].nbytes : 0;
+    return total <= PRIORITY_BYTES;
+}
+
+// Links each step to the steps that wait for it, and numbers the messages.
+static void number_and_link_steps(struct task *task)
+{
+    for (int i = 0; i < task->schedule.count; i++)
+        task->steps[i] = (struct step_state){.first = STEP_NONE};
+    // Backwards, so that the steps that wait for the same one begin in the order in which they were written.
+    for (int i = task->schedule.count - 1; i >= 0; i--) {
+        for (int w = STEP_WAITS - 1; w >= 0; w--) {
+            const int before = task->schedule.steps[i].after[w];
+            if (before == STEP_NONE)
+                continue;
+            task->steps[i].waits++;
+            task->steps[i].next[w] = task->steps[before].first;
+            task->steps[before].first = STEP_WAITS * i + w;
+        }
+    }
+    for (int i = 0; i < task->schedule.count; i++) {
+        const struct step *step = &task->schedule.steps[i];
+        struct step_state *state = &task->steps[i];
+        if (step->kind == STEP_SEND) {
+            struct link *link = group_link(task->exec, task->group, step->peer);
+            state->number = link_number_send(link, task->execution);
+            executor_count_message(task->exec, link, step->nbytes);
+        } else if (step->kind == STEP_RECEIVE) {
+            state->number = link_number_recv(group_link(task->exec, task->group, step->peer), task->execution);
+        }
     }
 }
 
-bool tasks_use_memory(const struct executor *exec, const void *memory)
+struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
+                         const struct operands *operands)
 {
-    const struct task *task = exec->tasks.head;
-    while (task && !(memory && task->exclusive_memory == memory))
-        task = task->next;
+    struct task *task = malloc(sizeof *task);
+    const size_t count = (size_t)schedule->count;
+    if (!task) {
+        schedule_fini(schedule);
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
+        return NULL;
+    }
+    const uint64_t execution = operands->execution ? operands->execution : exec->connections.started;
+    *task = (struct task){
+        .execution = execution, .group = group, .exec = exec, .schedule = *schedule, .operands = *operands,
+        .remaining = schedule->count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
+    *schedule = (struct schedule){0};
+    task->steps = malloc((count + 1) * sizeof *task->steps);
+    task->ready = malloc((count + 1) * sizeof *task->ready);
+    if (task->schedule.failed || !task->steps || !task->ready || !take_memory(task)) {
+        const size_t *buffers = task->schedule.buffer_nbytes, nbytes = buffers[FUSION_BUFFER] + buffers[SCRATCH_BUFFER];
+        task_free(exec, task);
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+        return NULL;
+    }
+    task->has_priority = moves_little(&task->schedule);
+    task->within = next_within(task, 0);
+    number_and_link_steps(task);
+    for (int i = 0; i < task->schedule.count; i++) {
+        const struct step *step = &task->schedule.steps[i];
+        if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
+            begin(task, i);
+    }
     return task;
-}
-
-bool tasks_use_group(const struct executor *exec, const struct group *group)
-{
-    const struct task *task = exec->tasks.head;
-    while (task && task->group != group)
-        task = task->next;
-    return task;
-}
-
-// Executions start in numerical order, and a task stays in the list until its inner tasks are over.
-uint64_t tasks_oldest_execution(const struct executor *exec)
-{
-    const struct task *task = exec->tasks.head;
-    while (task && task->execution & LINK_PAIRWISE)
-        task = task->next;
-    return task ? task->execution : 0;
-}
-
-int tasks_awaited_rank(const struct executor *exec)
-{
-    const struct task *task = exec->tasks.head;
-    while (task && task->awaited < 0)
-        task = task->next;
-    return task ? task->awaited : -1;
-}
-
-void tasks_fini(struct executor *exec)
-{
-    while (exec->tasks.head)
-        task_destroy(exec, exec->tasks.head);
 }

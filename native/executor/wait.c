@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 #include "executor/pause.h"
 
 enum { WAITS_PER_POLL = 64 };   // of waits that were ready at once

@@ -150,72 +150,100 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
     executor_release(x->exec, scratch.values);
 }
 
-// Plans `nbytes` of the vector among the members of this group. Takes the list. NULL: out of memory; the executor has failed.
-static struct c_lp_s *plan_among(struct executor *exec, const struct group *group, const struct collective *coll, size_t nbytes,
-                                 const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
+static bool scatters(const struct collective *coll) { return coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER; }
+
+static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *coll, size_t nbytes, int size, int rank)
 {
-    struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
-    if (!x)
-        return NULL;
-    const size_t n = (size_t)group->size;
-    const bool scatters = coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    *x = (struct c_lp_s){
+    return (struct c_lp_s){
         .exec = exec,
-        .encoder = encoder_init(&exec->kernels, coll, group->rank),
-        .codes = coded_of(coll, nbytes, scatters ? n : 1),
-        .list = plan->list,
-        .size = group->size,
-        .rank = group->rank,
+        .encoder = encoder_init(&exec->kernels, coll, rank),
+        .codes = coded_of(coll, nbytes, scatters(coll) ? (size_t)size : 1),
+        .size = size,
+        .rank = rank,
         .prescale = coll->prescale_factor,
-        .factor = collective_sum_factor(coll, group->size),
+        .factor = collective_sum_factor(coll, size),
         .worker_residual = coll->worker_residual,
         .server_residual = coll->server_residual,
     };
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x};
-    coded_plan(plan, &x->codes, scatters ? n : 1, n, &exec->network, gpu);
-    if (scatters)
-        schedule_scatter_gather(plan_begin(plan, group), &x->codes);
-    else
-        schedule_exchange(plan_begin(plan, group), &x->codes, NULL, group->size);
-    return x;
 }
 
-// Plans a shard of the vector, from byte `offset` on, among its owners.
-static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t offset,
-                              const struct inter_host_stage *stage, struct plan *plan)
+static void write_down(struct schedule *schedule, const struct c_lp_s *x, const struct collective *coll)
 {
-    const struct collective *coll = stage->coll;
-    const size_t begin = offset / bhvd_dtype_size(coll->tensors[0].dtype);
-    struct span_list list = {0};
-    struct c_lp_s *x = NULL;
-    if (!primitive_shard(exec, shard, &list))
-        x = plan_among(exec, h->cross, coll, shard->nbytes, NULL, &list, plan);
-    span_list_fini(&list);
+    if (scatters(coll))
+        schedule_scatter_gather(schedule, &x->codes);
+    else
+        schedule_exchange(schedule, &x->codes, NULL, x->size);
+}
+
+// Takes ownership of the list.
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
+{
+    struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
     if (!x)
         return exec->failure.status;
-    x->begin = begin;
-    x->prescale = 1.0;                          // the prescale is applied within hosts
-    if (x->worker_residual)
-        x->worker_residual += begin;
-    if (x->server_residual && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
-        x->server_residual += begin + segments_chunk(&x->codes.cut, (uint64_t)h->cross->rank).begin;
+    *x = c_lp_s_of(exec, coll, collective_nbytes(coll), group->size, group->rank);
+    x->list = plan->list;
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
+                                       .exclusive_memory = collective_exclusive_memory(coll)};
+    coded_plan(plan, &x->codes, x->codes.cut.chunks, (size_t)x->size, &exec->network, gpu);
+    write_down(plan_begin(plan, group), x, coll);
     return BHVD_OK;
 }
 
-// Plans the exchange among hosts, each with the sum of its members.
-static bhvd_status among_hosts(struct executor *exec, struct group *group, struct collective *coll, struct span_list *list,
-                               struct plan *plan)
+// ----------------------------------------------------------------------------------------------------------- of hosts
+
+// Of this rank's shard of a piece.
+static struct c_lp_s shard_of(const struct shards *shards, size_t piece)
+{
+    const struct collective *coll = shards->coll;
+    const struct byte_range mine = shards_mine(shards, piece);
+    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host);
+    x.begin = mine.begin / x.codes.element;
+    x.prescale = 1.0;                           // the prescale is applied within hosts
+    if (x.worker_residual)
+        x.worker_residual += x.begin;
+    if (x.server_residual && scatters(coll))
+        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.rank).begin;
+    codes_in_scratch(&x.codes, x.codes.cut.chunks, (size_t)x.size, &shards->network);
+    return x;
+}
+
+static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
+{
+    struct span span = shards_span(arg, (size_t)step->number, buffers);
+    struct c_lp_s x = shard_of(arg, (size_t)step->number);
+    x.list = (struct span_list){&span, 1, 1, span.nbytes};
+    run_custom_step(&x, step, buffers);
+}
+
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+{
+    const struct shards *shards = arg;
+    const struct c_lp_s x = shard_of(shards, piece);
+    (void)nbytes;
+    write_down(schedule, &x, shards->coll);
+}
+
+// Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.
+static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll,
+                              struct span_list *list, struct plan *plan)
 {
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
-    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
-    bhvd_status status = two_level_shards_plan(plan, exec, group, &within, list, &stage);
-    if (!status)
-        plan->task->exclusive_memory = collective_exclusive_memory(coll);
-    return status;
+    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT,
+                                              list, plan);
+    if (!shards)
+        return exec->failure.status;
+    plan->operands.run_custom_step = run_shard_step;
+    plan->operands.exclusive_memory = collective_exclusive_memory(coll);
+    schedule_shards(&plan->schedule, shards->h, &shards->cut, write_shard, shards);
+    return BHVD_OK;
 }
+
+// --------------------------------------------------------------------------------------------------------------------
 
 bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan)
@@ -223,12 +251,9 @@ bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective
     struct span_list list = {0};
     bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, coll, &list);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = among_hosts(exec, group, coll, &list, plan);
+        status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && collective_nbytes(coll)) {
-        if (plan_among(exec, group, coll, collective_nbytes(coll), gpu, &list, plan))
-            plan->operands.exclusive_memory = collective_exclusive_memory(coll);
-        else
-            status = exec->failure.status;
+        status = plan_among(exec, group, coll, gpu, &list, plan);
     }
     span_list_fini(&list);
     return status;

@@ -120,9 +120,9 @@ static void keep(const struct span_list *list)
 // Number of ranks that a member of the group represents: those of its host, or only itself.
 static int members_of(const struct hierarchy *hosts, int i) { return hosts ? hierarchy_members_of(hosts, i) : 1; }
 
-static void weigh(struct d_fp_s *a, const struct group *group, const struct hierarchy *hosts, bhvd_topology topology)
+static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhvd_topology topology)
 {
-    const int own = members_of(hosts, group->rank);
+    const int own = members_of(hosts, rank);
     int sizes[PEERS_MAX] = {0};
     a->weight = 1.0 / (1 + a->peers.times * a->peers.count);
     for (int p = 0; p < a->peers.count; p++) {
@@ -135,59 +135,82 @@ static void weigh(struct d_fp_s *a, const struct group *group, const struct hier
     }
 }
 
-// Plans among the members of this group, each of which represents its host if there are hosts. Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct hierarchy *hosts,
-                              const struct collective *coll, struct span_list *list, struct plan *plan)
+// Of member `rank` of `size`; if there are hosts, each represents one of them. A single span is the schedule's input.
+static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size,
+                               int rank, const struct span_list *list, const struct network_cost *network)
+{
+    const bhvd_dtype dtype = coll->tensors[0].dtype;
+    const size_t element = bhvd_dtype_size(dtype);
+    struct d_fp_s a = {
+        .exec = exec,
+        .codes = {.cut = {list->nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
+        .list = *list,
+        .peers = peers_of(coll->topology, size, rank, coll->round),
+        .dtype = dtype,
+        .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
+    };
+    weigh(&a, hosts, rank, coll->topology);
+    codes_in_scratch(&a.codes, 1, PEERS_MAX, network);
+    if (list->count == 1) {
+        a.codes.encodes = false;
+        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
+    }
+    return a;
+}
+
+// Takes ownership of the list.
+static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+                              struct span_list *list, struct plan *plan)
 {
     struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
     if (!a)
         return exec->failure.status;
-    const bhvd_dtype dtype = coll->tensors[0].dtype;
-    const size_t element = bhvd_dtype_size(dtype);
-    *a = (struct d_fp_s){
-        .exec = exec,
-        .codes = {.cut = {plan->list.nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
-        .list = plan->list,
-        .peers = peers_of(coll->topology, group->size, group->rank, coll->round),
-        .dtype = dtype,
-        .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
-    };
-    weigh(a, group, hosts, coll->topology);
-    codes_in_scratch(&a->codes, 1, PEERS_MAX, &exec->network);
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a};
-    if (a->list.count == 1) {
-        a->codes.encodes = false;
-        a->codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
-        plan->operands.input = a->list.spans[0].src;
-    }
+    *a = d_fp_s_of(exec, coll, NULL, group->size, group->rank, &plan->list, &exec->network);
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a, .input = plan->list.spans[0].src};
     schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
     return BHVD_OK;
 }
 
-// Plans a shard of the vector among hosts; without peers it stays as it is.
-static bhvd_status plan_shard(struct executor *exec, const struct hierarchy *h, const struct span_list *shard, size_t begin,
-                              const struct inter_host_stage *stage, struct plan *out)
+// ----------------------------------------------------------------------------------------------------------- of hosts
+
+static struct d_fp_s shard_of(const struct shards *shards, struct span *span)
 {
-    struct span_list list = {0};
-    (void)begin;
-    if (!peers_of(stage->coll->topology, h->cross->size, h->cross->rank, stage->coll->round).count)
-        return BHVD_OK;
-    bhvd_status status = primitive_shard(exec, shard, &list);
-    if (!status)
-        status = plan_among(exec, h->cross, h, stage->coll, &list, out);
-    span_list_fini(&list);
-    return status;
+    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host,
+                     &(struct span_list){span, 1, 1, span->nbytes}, &shards->network);
 }
 
-// The peers are hosts, each with the mean of its members.
-static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
-                                 struct plan *out)
+static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    const bool several = group->hierarchy != NULL;
-    const struct inter_host_stage stage = primitive_inter_host_stage(plan_shard, coll);
-    const int members = several ? group->hierarchy->local->size : group->size;
+    struct span span = shards_span(arg, (size_t)step->number, buffers);
+    struct d_fp_s a = shard_of(arg, &span);
+    run_custom_step(&a, step, buffers);
+}
+
+// Without peers the shard stays as it is.
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+{
+    const struct d_fp_s a = shard_of(arg, &(struct span){.nbytes = nbytes});
+    (void)piece;
+    if (a.peers.count)
+        schedule_exchange(schedule, &a.codes, a.peers.index, a.peers.count);
+}
+
+// The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
+static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
+                                 struct plan *plan)
+{
+    const struct hierarchy *h = group->hierarchy;
+    const int members = h ? h->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    return several ? two_level_shards_plan(out, exec, group, &mean, list, &stage) : allreduce_shared(exec, group, &mean, list);
+    if (!h)
+        return allreduce_shared(exec, group, &mean, list);
+    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list,
+                                              plan);
+    if (!shards)
+        return exec->failure.status;
+    plan->operands.run_custom_step = run_shard_step;
+    schedule_shards(&plan->schedule, h, &shards->cut, write_shard, shards);
+    return BHVD_OK;
 }
 
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
@@ -199,7 +222,7 @@ bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = average_hosts(exec, group, &list, coll, out);
     } else if (!status && list.nbytes && peers_of(coll->topology, group->size, group->rank, coll->round).count) {
-        status = plan_among(exec, group, NULL, coll, &list, out);
+        status = plan_among(exec, group, coll, &list, out);
     } else if (!status) {
         keep(&list);
     }

@@ -29,7 +29,6 @@
 
 #include "collective/pipelines.h"
 #include "executor/hierarchy.h"
-#include "executor/two_level.h"
 #include "primitive/coded.h"
 #include "primitive/peers.h"
 
@@ -196,107 +195,113 @@ static void weigh(const struct hierarchy *h, const struct peers *peers, double *
     }
 }
 
-// A segment, from when the host's mean of it is made until all members have combined its codes. codes: the own one, then those of
-// the peers, which the leader makes and receives.
-struct ring_piece {
-    struct d_lp_s x;
-    struct span mean;
-    unsigned char *codes;
-};
-
-// A two-level task (executor/two_level.h).
+// A piece is a segment, from when the host's mean of it is made until all members have combined its codes. Pieces in flight have
+// their place in the scratch memory: the mean, the leader's code, and those of the peers, which the leader receives.
 struct host_ring {
-    struct two_level two_level;
     struct d_lp_s all;
-    const struct group *group;
-    int leaders[PEERS_MAX];             // of the peers: positions in the group
+    struct group *local;
     struct reduction mean;
-    struct span_list list;              // of the piece in reduction, from values to their mean
-    size_t code_nbytes;                 // bytes of a code, at most
+    size_t mean_nbytes, code_nbytes;    // in a place
+    struct span_list piece;             // the piece being reduced, from values to their mean
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline distributing;
-    struct ring_piece pieces[PIECES];
 };
 
-static struct ring_piece *piece_at(struct host_ring *ring, size_t number) { return &ring->pieces[number % ring->two_level.depth]; }
-
-static struct pipeline *reduce(struct executor *exec, struct two_level *l, size_t number)
+static struct segment_part part_of(const struct host_ring *ring, size_t piece)
 {
-    struct host_ring *ring = (struct host_ring *)l;
-    struct ring_piece *piece = piece_at(ring, number);
-    const size_t element = ring->all.codes.element;
-    const struct segment_part part = segments_part(&ring->all.codes.cut, 0, number);
-    struct span_cursor cursor = span_cursor_at(&ring->all.list, part.begin * element);
-    unsigned char *mean = piece->mean.dst;
-    piece->x = ring->all;
-    piece->x.begin = part.begin;
-    piece->x.codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
-    piece->mean.nbytes = part.count * element;
-    piece->x.list = (struct span_list){&piece->mean, 1, 1, piece->mean.nbytes};
-    span_list_cut(&ring->list, &cursor, piece->mean.nbytes);
-    for (size_t i = 0; i < ring->list.count; mean += ring->list.spans[i++].nbytes)
-        ring->list.spans[i].dst = mean;
-    allreduce_begin(&ring->reducing, exec, l->local, l->slot, &ring->mean, &ring->list);
+    return segments_part(&ring->all.codes.cut, 0, piece);
+}
+
+static size_t place_of(const struct host_ring *ring, size_t piece)
+{
+    return piece % PIECES * (ring->mean_nbytes + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes);
+}
+
+static struct location codes_of(const struct host_ring *ring, size_t piece)
+{
+    return in_buffer(SCRATCH_BUFFER, place_of(ring, piece) + ring->mean_nbytes);
+}
+
+// The leader's codes are distributed, and all members combine them.
+static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,
+                                       unsigned char *const *buffers)
+{
+    struct host_ring *ring = arg;
+    unsigned char *place = location_pointer(buffers, step->to);
+    if (step->kind == STEP_DISTRIBUTE_WITHIN) {
+        broadcast_begin(&ring->distributing, exec, ring->local, slot, 0, place, place, step->nbytes);
+        return &ring->distributing.pipeline;
+    }
+    struct span_cursor cursor = span_cursor_at(&ring->all.list, step->values.begin);
+    span_list_cut(&ring->piece, &cursor, step->values.nbytes);
+    for (size_t i = 0; i < ring->piece.count; place += ring->piece.spans[i++].nbytes)
+        ring->piece.spans[i].dst = place;
+    allreduce_begin(&ring->reducing, exec, ring->local, slot, &ring->mean, &ring->piece);
     return &ring->reducing.pipeline;
 }
 
-static bhvd_status inter_exchange(struct executor *exec, struct two_level *l, size_t number, struct plan *plan)
+static void run_ring_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    struct host_ring *ring = (struct host_ring *)l;
-    struct ring_piece *piece = piece_at(ring, number);
-    (void)exec;
-    if (l->local->rank)
-        return BHVD_OK;
-    schedule_exchange(plan_begin(plan, ring->group), &piece->x.codes, ring->leaders, piece->x.peers.count);
-    plan->operands = (struct operands){.output = piece->codes, .run_custom_step = run_custom_step, .arg = &piece->x};
-    return BHVD_OK;
+    const struct host_ring *ring = arg;
+    const struct segment_part part = part_of(ring, (size_t)step->number);
+    unsigned char *place = buffers[SCRATCH_BUFFER] + place_of(ring, (size_t)step->number);
+    struct span mean = {place, place, part.count * ring->all.codes.element};
+    struct d_lp_s x = ring->all;
+    x.begin = part.begin;
+    x.codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
+    x.list = (struct span_list){&mean, 1, 1, mean.nbytes};
+    run_custom_step(&x, step, buffers);
 }
 
-// The leader's codes are sent to the other members ...
-static struct pipeline *distribute(struct executor *exec, struct two_level *l, size_t number)
+// after: the step after which the place is free. Returns the step after which its codes may be distributed.
+static int begin_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int after)
 {
-    struct host_ring *ring = (struct host_ring *)l;
-    unsigned char *codes = piece_at(ring, number)->codes;
+    const struct d_lp_s *all = &ring->all;
+    const struct segment_part part = part_of(ring, piece);
+    const struct location place = in_buffer(SCRATCH_BUFFER, place_of(ring, piece));
+    const struct byte_range values = {part.begin * all->codes.element, part.count * all->codes.element};
+    const int reduced = schedule_reduce_within(schedule, (int)piece, place, values.nbytes, values, after);
+    struct codes codes = all->codes;
+    if (ring->local->rank)
+        return reduced;
+    codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
+    codes.slots = 1;
+    codes.encodes = true;
+    codes.decodes = false;
+    codes.own = (struct code_lay){SCRATCH_BUFFER, 0, 0, 0, false};
+    codes.results = (struct code_lay){SCRATCH_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
+    const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
+    schedule_begin_part(schedule, &exchange);
+    schedule_exchange(schedule, &codes, all->peers.index, all->peers.count);
+    return schedule_end_part(schedule);
+}
+
+// Returns the step after which the place is free.
+static int end_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int exchanged)
+{
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    broadcast_begin(&ring->distributing, exec, l->local, l->slot, 0, codes, codes, nbytes);
-    return &ring->distributing.pipeline;
+    const struct location codes = codes_of(ring, piece);
+    const struct byte_range values = {0, part_of(ring, piece).count * ring->all.codes.element};
+    const int distributed = schedule_distribute_within(schedule, (int)piece, codes, nbytes, (struct byte_range){0, nbytes},
+                                                       exchanged);
+    const struct schedule_part combination = {(int)piece, distributed, {[SCRATCH_BUFFER] = codes}};
+    schedule_begin_part(schedule, &combination);
+    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, ring->code_nbytes);
+    schedule_combine(schedule, theirs, own, ring->code_nbytes, values, STEP_NONE);
+    return schedule_end_part(schedule);
 }
 
-// ... and all members combine them.
-static void end(struct executor *exec, struct two_level *l, size_t number)
+static void write_ring(struct schedule *schedule, const struct host_ring *ring)
 {
-    struct host_ring *ring = (struct host_ring *)l;
-    struct ring_piece *piece = piece_at(ring, number);
-    (void)exec;
-    combine(&piece->x, &(struct byte_range){0, piece->mean.nbytes}, piece->codes, piece->codes + ring->code_nbytes);
-}
-
-static const struct two_level_ops OPS = {.reduce = reduce, .inter_exchange = inter_exchange, .distribute = distribute, .end = end};
-
-// Allocates memory for means and codes. False: out of memory.
-static bool lay_out(struct executor *exec, struct host_ring *ring)
-{
-    struct two_level *l = &ring->two_level;
-    struct codes *codes = &ring->all.codes;
-    const size_t longest = segments_part(&codes->cut, 0, 0).count, spans = l->list.count;
-    const size_t mean = size_round_up(longest * codes->element, CACHE_LINE);
-    ring->code_nbytes = encoder_stride(&ring->all.encoder, longest);
-    codes->encodes = true;
-    codes->decodes = false;
-    codes->slots = 1;
-    codes->own = (struct code_lay){OUTPUT_BUFFER, 0, 0, 0, false};
-    codes->results = (struct code_lay){OUTPUT_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
-    codes->received.each = ring->code_nbytes;
-    const size_t stride = mean + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
-    if (!(l->memory = executor_acquire(exec, l->depth * stride + spans * sizeof(struct span))))
-        return false;
-    unsigned char *at = l->memory;
-    for (size_t i = 0; i < l->depth; i++, at += stride) {
-        ring->pieces[i].mean = (struct span){at, at, 0};
-        ring->pieces[i].codes = at + mean;
+    const size_t pieces = segments_in_chunk(&ring->all.codes.cut);
+    int exchanged[PIECES], free[PIECES];
+    for (size_t i = 0; i < pieces + PIECES; i++) {
+        const size_t at = i % PIECES;
+        if (i >= PIECES && i - PIECES < pieces)
+            free[at] = end_piece(schedule, ring, i - PIECES, exchanged[at]);
+        if (i < pieces)
+            exchanged[at] = begin_piece(schedule, ring, i, i < PIECES ? STEP_NONE : free[at]);
     }
-    ring->list = (struct span_list){.spans = (struct span *)(void *)at, .capacity = spans};
-    return true;
 }
 
 // Takes ownership of the list.
@@ -304,25 +309,30 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
                               struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
-    struct group *local = h ? h->local : group;
-    struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
-    struct host_ring *ring = two_level_create(exec, sizeof *ring, &OPS, local, list->nbytes,
-                                              segments_in_chunk(&x.codes.cut), PIECES);
+    const size_t spans = list->count;
+    struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), list, plan);
     if (!ring)
         return exec->failure.status;
+    struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
+    const size_t longest = segments_part(&x.codes.cut, 0, 0).count;
     if (h && coll->replicas[0]) {
         weigh(h, &x.peers, x.before);
         weigh(h, &x.peers, x.after);
     }
-    for (int p = 0; p < x.peers.count; p++)
-        ring->leaders[p] = hierarchy_member(h, x.peers.index[p], 0);
-    x.list = x.results = ring->two_level.list = *list;
-    *list = (struct span_list){0};
-    ring->all = x;
-    ring->group = group;
-    ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / local->size);
-    ring->two_level.task.exclusive_memory = collective_exclusive_memory(coll);
-    return two_level_plan(exec, &ring->two_level, lay_out(exec, ring), plan);
+    x.list = x.results = plan->list;
+    x.codes.received.each = encoder_stride(&x.encoder, longest);
+    *ring = (struct host_ring){
+        .all = x,
+        .local = h ? h->local : group,
+        .mean_nbytes = size_round_up(longest * x.codes.element, CACHE_LINE),
+        .code_nbytes = x.codes.received.each,
+        .piece = {.spans = (struct span *)(ring + 1), .capacity = spans},
+    };
+    ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / ring->local->size);
+    plan->operands = (struct operands){.run_custom_step = run_ring_step, .begin_pipeline = begin_pipeline, .local = ring->local,
+                                       .arg = ring, .exclusive_memory = collective_exclusive_memory(coll)};
+    write_ring(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), ring);
+    return BHVD_OK;
 }
 
 // --------------------------------------------------------------------------------------------------------------------

@@ -42,19 +42,6 @@ int primitive_hosts(const struct group *group)
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }
 
-struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct collective *coll)
-{
-    return (struct inter_host_stage){.plan = plan, .coll = coll, .shard_nbytes = 16 << 20, .depth = 2};
-}
-
-bhvd_status primitive_shard(struct executor *exec, const struct span_list *shard, struct span_list *list)
-{
-    const struct span *span = &shard->spans[0];
-    return span_list_add(list, &(struct tensor){.src = span->src, .dst = span->dst, .nbytes = span->nbytes})
-               ? BHVD_OK
-               : executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a piece of %zu bytes", shard->nbytes);
-}
-
 bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
 {
     const int *host_of = exec->connections.host_of;

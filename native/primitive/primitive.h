@@ -8,6 +8,7 @@
 #pragma once
 
 #include "collective/collectives.h"
+#include "collective/shards.h"
 #include "executor/collective.h"
 #include "executor/plan.h"
 
@@ -28,11 +29,8 @@ bhvd_status primitive_check_hosts(const struct executor *exec, const struct grou
 // NULL: out of memory; the executor has failed.
 void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan);
 
-// The inter-host stage of a two-level operation: calls `plan` for each shard, with few shards at a time.
-struct inter_host_stage primitive_inter_host_stage(inter_host_fn plan, const struct collective *coll);
-// Copies a shard's span into `list`, because the function's argument is reused for the next piece. list: empty; as for
-// primitive_spans.
-bhvd_status primitive_shard(struct executor *exec, const struct span_list *shard, struct span_list *list);
+// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is encoded in segments.
+enum { PRIMITIVE_SHARD_BYTES = 16 << 20, PRIMITIVE_SHARDS_IN_FLIGHT = 2 };
 
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s
 // is at offset k each + s segment. In `own`, k is the chunk if there are several. In `results`, k is the chunk (C_LP_S by owners),

@@ -24,7 +24,7 @@
 #include "core/health/heartbeat.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/relay.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 
 #define NEVER INT64_MAX
 #define MS INT64_C(1000000)

@@ -5,6 +5,7 @@
 //     deadlock   a message moves only when its send and its receive have begun. Run twice: in the order of the numbers, with any
 //                local step next; and in the order in which an executor posts them, over data channels that keep their order
 //     values     every element of every rank counted exactly once, prescaled and scaled once, in the same order on all ranks
+//     hosts      the members of a host write the same steps within it, in the same order; it moves data when all have begun it
 //     races      of two steps of a rank that touch the same bytes, one writing, one is over before the other begins, for any
 //                delays: ordered by waits, and by messages (received data has been sent before, and was read completely)
 //
@@ -14,6 +15,7 @@
 
 #include "collective/collectives.h"
 #include "collective/schedules.h"
+#include "collective/shards.h"
 #include "primitive/coded_schedules.h"
 
 enum { SEGMENT = SCHEDULE_SEGMENT };
@@ -27,11 +29,11 @@ enum { IS_SANITIZED = false };
 // ---------------------------------------------------------------------------------------------------------------- cases
 
 // The last four are primitives, whose codes are as long here as the values. Peers: those of a ring.
-enum kind { RING, DOUBLING, HALVING, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS, BROADCAST, OWNERS, EVERYONE,
-            PEERS, PEERS_IN_PLACE };
+enum kind { RING, DOUBLING, HALVING, TWO_LEVEL, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS,
+            BROADCAST, OWNERS, EVERYONE, PEERS, PEERS_IN_PLACE };
 
-static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "allgather", "allgather (doubling)", "alltoall",
-                                         "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
+static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "two-level", "allgather", "allgather (doubling)",
+                                         "alltoall", "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
                                          "peers (in place)"};
 
 struct job {
@@ -40,6 +42,9 @@ struct job {
     size_t cell;            // bytes; an element in the schedules
     size_t nbytes;          // allreduce, broadcast
     bool chain;             // broadcast
+    const char *hosts;      // two-level: a letter for each rank's host; the ranks of a host are neighbors
+    enum allreduce_path path;
+    size_t in_flight;
     size_t *part;           // allgather, reducescatter: each rank's size
     size_t *sent;           // alltoall: [from * n + to]
 };
@@ -48,7 +53,7 @@ enum { TENSOR_MEMORY = BUFFER_COUNT, MEMORY_COUNT };    // the memory that a loa
 
 static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
 static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
-static bool is_allreduce(const struct job *job) { return job->kind <= HALVING; }
+static bool is_allreduce(const struct job *job) { return job->kind <= TWO_LEVEL; }
 static bool is_allgather(const struct job *job) { return job->kind == ALLGATHER || job->kind == ALLGATHER_DOUBLING; }
 static bool is_reducescatter(const struct job *job) { return job->kind == REDUCESCATTER || job->kind == REDUCESCATTER_LOADS; }
 
@@ -93,6 +98,58 @@ static void write_codes(const struct job *job, int rank, struct schedule *schedu
         schedule_exchange(schedule, &codes, peers, peers_of(job, rank, peers));
 }
 
+enum { SHARD = 4096, HOSTS_MAX = 8 };
+
+// Where each host's ranks begin, for struct hierarchy.
+static struct hierarchy hierarchy_of(const struct job *job, int rank, int first[HOSTS_MAX + 1], int *members)
+{
+    struct hierarchy h = {.first = first, .members = members, .shards = job->n};
+    for (int r = 0; r < job->n; r++) {
+        members[r] = r;
+        if (r == 0 || job->hosts[r] != job->hosts[r - 1])
+            first[h.hosts++] = r;
+        h.host = r == rank ? h.hosts - 1 : h.host;
+    }
+    first[h.hosts] = job->n;
+    for (int host = 0; host < h.hosts; host++)
+        h.shards = hierarchy_members_of(&h, host) < h.shards ? hierarchy_members_of(&h, host) : h.shards;
+    h.index = rank - first[h.host];
+    return h;
+}
+
+static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+{
+    const struct job *job = arg;
+    (void)piece;
+    allreduce_schedule(schedule, job->path, NULL, nbytes, job->cell);
+}
+
+static bool is_shared(const struct step *step)
+{
+    return step->kind == STEP_REDUCE_WITHIN || step->kind == STEP_DISTRIBUTE_WITHIN;
+}
+
+// Peers become ranks, and the order of steps within the host becomes waits.
+static void write_two_levels(const struct job *job, int rank, struct schedule *schedule)
+{
+    int first[HOSTS_MAX + 1], *members = malloc((size_t)job->n * sizeof *members), before = STEP_NONE;
+    const struct hierarchy h = hierarchy_of(job, rank, first, members);
+    schedule->size = h.hosts;
+    schedule->rank = h.host;
+    schedule_shards(schedule, &h, &(struct shards_cut){job->nbytes, SHARD, job->in_flight}, write_shard, job);
+    schedule->rank = rank;
+    for (int i = 0; i < schedule->count; i++) {
+        struct step *step = &schedule->steps[i];
+        if (step->kind <= STEP_RECEIVE)
+            step->peer = hierarchy_member(&h, step->peer, h.index);
+        if (is_shared(step)) {
+            step->after[1] = before;
+            before = i;
+        }
+    }
+    free(members);
+}
+
 static void write_down(const struct job *job, int rank, struct schedule *schedule)
 {
     const int n = job->n;
@@ -107,6 +164,9 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         break;
     case HALVING:
         schedule_allreduce_halving(schedule, job->nbytes, job->cell);
+        break;
+    case TWO_LEVEL:
+        write_two_levels(job, rank, schedule);
         break;
     case ALLGATHER:
         schedule_allgather_direct(schedule, job->part);
@@ -143,7 +203,7 @@ static size_t buffer_size(const struct job *job, const struct schedule *schedule
     if (buffer == SCRATCH_BUFFER)
         return schedule->buffer_nbytes[SCRATCH_BUFFER];
     if (is_allreduce(job))
-        return buffer == FUSION_BUFFER || buffer == TENSOR_MEMORY ? job->nbytes : 0;
+        return buffer == TENSOR_MEMORY || (buffer == FUSION_BUFFER && job->kind != TWO_LEVEL) ? job->nbytes : 0;
     if (is_of_codes(job))
         return buffer == TENSOR_MEMORY || (buffer == INPUT_BUFFER && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
     if (job->kind == BROADCAST)
@@ -173,7 +233,7 @@ struct world {
     struct schedule *schedules;
     int *first;                             // index of each rank's first step among all; [n]: the number of steps
     int *rank_of;
-    int *mate;                              // a send's receive, and a receive's send
+    int *mate;                              // a send's receive, a receive's send; of a step within a host: the next member's
     size_t (*base)[MEMORY_COUNT];           // start of each rank's buffers in its memory, in cells
     size_t (*size)[MEMORY_COUNT];           // cells
     struct value **memory;
@@ -217,6 +277,7 @@ static struct step *step_at(const struct world *w, int g)
 static const char *name_of(const struct world *w, int g)
 {
     static const char *const names[] = {"send", "receive", "load", "reduce", "scale", "store", "copy", "nothing",
+                                        "reduce within", "distribute within",
                                         "encode", "reencode", "decode", "combine"};
     static char text[2][80];
     static int turn;
@@ -350,6 +411,12 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
         return 2;
     case STEP_COPY:
         return to.begin == from.begin ? 0 : 2;          // already in place
+    case STEP_REDUCE_WITHIN:
+        out[1] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, false);
+        return 2;
+    case STEP_DISTRIBUTE_WITHIN:
+        out[0] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, true);
+        return 2;
     case STEP_ENCODE:
         out[1] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, false);
         return 2;
@@ -391,6 +458,43 @@ static const char *check_steps(struct world *w)
             return complain("%s: no such peer", name_of(w, g));
         if (step->nbytes > SEGMENT)
             return complain("%s: a message of %zu bytes", name_of(w, g), step->nbytes);
+    }
+    return NULL;
+}
+
+static int next_shared(const struct world *w, int rank, int g)
+{
+    while (g < w->first[rank + 1] && !is_shared(step_at(w, g)))
+        g++;
+    return g;
+}
+
+// The next rank of the same host.
+static int neighbor(const struct world *w, int rank)
+{
+    const char *hosts = w->job->hosts;
+    if (rank + 1 < w->n && hosts[rank + 1] == hosts[rank])
+        return rank + 1;
+    while (rank && hosts[rank - 1] == hosts[rank])
+        rank--;
+    return rank;
+}
+
+static const char *check_hosts(struct world *w)
+{
+    for (int r = 0; r < w->n && w->job->hosts; r++) {
+        const int next = neighbor(w, r);
+        int g = next_shared(w, r, w->first[r]), theirs = next_shared(w, next, w->first[next]);
+        for (; g < w->first[r + 1] && theirs < w->first[next + 1];
+             g = next_shared(w, r, g + 1), theirs = next_shared(w, next, theirs + 1)) {
+            const struct step *one = step_at(w, g), *other = step_at(w, theirs);
+            w->mate[g] = theirs;
+            if (one->kind != other->kind || one->number != other->number || one->values.begin != other->values.begin ||
+                one->values.nbytes != other->values.nbytes)
+                return complain("%s does not fit %s", name_of(w, g), name_of(w, theirs));
+        }
+        if (g < w->first[r + 1] || theirs < w->first[next + 1])
+            return complain("ranks %d and %d differ in their number of steps within the host", r, next);
     }
     return NULL;
 }
@@ -492,6 +596,29 @@ static struct value sum_of_codes(const struct world *w, int g, size_t i)
         sum = k == 0 && left_out >= 0 ? value : added(sum, value);
     }
     return scaled(sum, POSTSCALE);
+}
+
+// A step within the host, of all its members.
+static void act_within(const struct world *w, int g)
+{
+    int first[HOSTS_MAX + 1], *members = malloc((size_t)w->n * sizeof *members), one = g;
+    do {
+        const struct step *step = step_at(w, one);
+        const int r = w->rank_of[one];
+        const struct hierarchy h = hierarchy_of(w->job, r, first, members);
+        const size_t begin = step->values.begin + hierarchy_shard(&h, step->values.nbytes, h.index).begin;
+        struct value *shard = at(w, r, step->to.buffer, step->to.offset);
+        for (int member = first[h.host]; member < first[h.host + 1]; member++)
+            for (size_t i = 0; i < step->nbytes / w->job->cell; i++) {
+                struct value *value = &at(w, member, TENSOR_MEMORY, begin)[i];
+                if (step->kind == STEP_DISTRIBUTE_WITHIN)
+                    *value = shard[i];
+                else
+                    shard[i] = member == first[h.host] ? scaled(*value, PRESCALE) : added(shard[i], scaled(*value, PRESCALE));
+            }
+        one = w->mate[one];
+    } while (one != g);
+    free(members);
 }
 
 static void act(const struct world *w, int g)
@@ -656,6 +783,13 @@ static void begin(struct execution *e, int g)
         plan_move(e, g);
     } else if (step->kind == STEP_RECEIVE) {
         plan_move(e, w->mate[g]);
+    } else if (is_shared(step)) {       // the last member does it
+        int other = w->mate[g];
+        w->order[w->ordered++] = 2 * g;
+        while (other != g && e->begun[other])
+            other = w->mate[other];
+        if (other == g)
+            plan(e, g);
     } else if (!e->streams) {
         plan(e, g);
     } else {
@@ -712,6 +846,17 @@ static void do_local(struct execution *e, int g)
     e->w->order[e->w->ordered++] = 2 * g;
     act(e->w, g);
     end(e, g);
+}
+
+static void do_within(struct execution *e, int g)
+{
+    int one = g;
+    act_within(e->w, g);
+    do {
+        const int next = e->w->mate[one];
+        end(e, one);
+        one = next;
+    } while (one != g);
 }
 
 static int *ints(size_t count, int value)
@@ -788,6 +933,8 @@ static const char *run(struct world *w, int streams)
             do_local(&e, g);
         } else if (step_at(w, what)->kind == STEP_SEND) {
             move(&e, what);
+        } else if (is_shared(step_at(w, what))) {
+            do_within(&e, what);
         } else {
             do_local(&e, what);
         }
@@ -822,6 +969,7 @@ static bool is_over_before(const struct past *past, int index, int node)
 
 // The run's order respects the edges, so one pass over it is enough. A receive touches bytes after the send has begun to, and is
 // over after the send has read the last byte. The send does not wait for the receive, since there are buffers between them.
+// A step within a host is over after all members have begun it.
 static struct past past_of(const struct world *w, int rank)
 {
     const int count = w->first[rank + 1] - w->first[rank];
@@ -832,6 +980,8 @@ static struct past past_of(const struct world *w, int rank)
         const struct step *step = step_at(w, g);
         if (step->kind == STEP_RECEIVE)
             join(&past, node, 2 * w->mate[g] + node % 2);
+        for (int other = w->mate[g]; is_shared(step) && node % 2 && other != g; other = w->mate[other])
+            join(&past, node, 2 * other);
         if (node % 2) {
             join(&past, node, node - 1);
             if (w->rank_of[g] == rank) {
@@ -886,6 +1036,7 @@ static const char *check_world(struct world *w, int seeds)
     const char *complaint = lay_out(w);
     complaint = complaint ? complaint : check_steps(w);
     complaint = complaint ? complaint : check_match(w);
+    complaint = complaint ? complaint : check_hosts(w);
     for (int seed = 0; seed < seeds && !complaint; seed++) {
         complaint = run(w, 0);
         if (!complaint)
@@ -955,6 +1106,17 @@ static void check_allreduce(enum kind kind)
 TEST(ring) { check_allreduce(RING); }
 TEST(doubling) { check_allreduce(DOUBLING); }
 TEST(halving) { check_allreduce(HALVING); }
+
+TEST(two_levels)
+{
+    static const char *const hosts[] = {"AABB", "ABBB", "AAABB", "AABBCC", "AABBBCCCC", "ABBCCDDEE"};
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+        for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
+            for (size_t in_flight = 1; in_flight <= SHARDS_IN_FLIGHT; in_flight += 3)
+                for (size_t nbytes = 64; nbytes <= 100 * 1024; nbytes = nbytes * 3 / 64 * 64 + 64)
+                    check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
+                                            .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
+}
 
 TEST(parts)
 {
@@ -1093,16 +1255,17 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
             const struct step step = *step_at(w, g);
             for (int i = 0; i < STEP_WAITS; i++) {
                 struct step changed = step;
-                if (step.after[i] == STEP_NONE)
+                if (step.after[i] == STEP_NONE || (is_shared(&step) && i == 1))       // the order within the host is no wait
                     continue;
                 changed.after[i] = STEP_NONE;
                 CHECK(!check_world(w, 1));              // the order of an unchanged run
                 // These waits may be redundant. In halving, a rank receives only in response to its own sends. Some results of
-                // reducescatter are where no data is sent from. A slot that is free because all of it was awaited may not be
-                // used again by all ranks. Sends from the input wait until the peer expects them, but only for pacing.
+                // reducescatter are where no data is sent from. A slot that is free because all of it was awaited, or the
+                // memory of a part, may not be used again by all ranks. Sends from the input wait until the peer expects them, but
+                // only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
-                    (is_of_codes(job) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
+                    ((is_of_codes(job) || job->kind == TWO_LEVEL) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
                     (job->kind == PEERS_IN_PLACE && step.kind == STEP_SEND) ||
                     (is_reducescatter(job) && !check_changed(w, g, changed))) {
                     ++*needless;
@@ -1143,6 +1306,7 @@ TEST(every_mutation_is_noticed)
 {
     size_t part[] = {8, 0, 4, 12, 8};
     const struct job jobs[] = {
+        {.kind = TWO_LEVEL, .n = 5, .cell = 1024, .nbytes = 40 << 10, .hosts = "AABBB", .path = ALLREDUCE_RING, .in_flight = 2},
         {.kind = RING, .n = 3, .cell = CELL, .nbytes = CELL * 7},
         {.kind = RING, .n = 11, .cell = CELL, .nbytes = CELL * 11},                        // more messages than the window holds
         {.kind = DOUBLING, .n = 6, .cell = CELL, .nbytes = CELL * 2},

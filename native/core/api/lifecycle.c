@@ -11,7 +11,7 @@
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
 #include "core/api/progress.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 #include "transport/listener.h"
 
 // Strings are needed only while connecting, so they are not kept.

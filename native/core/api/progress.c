@@ -16,7 +16,7 @@
 #include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 #include "executor/pause.h"
 #include "transport/channel_mpi.h"
 

@@ -15,7 +15,7 @@
 #include "core/negotiation/member.h"
 #include "gpu/staging.h"
 #include "executor/pause.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 
 // Returns the operations that can be requested: those whose tensors are in host memory. The others wait
 // in ctx->staged, in posting order.
@@ -107,7 +107,7 @@ static void complete_execution(bhvd_context *ctx, struct execution *execution, b
     for (int i = 0; i < execution->count; i++) {
         operation_complete(operation_of(execution->colls[i]), status ? error : NULL);
     }
-    plan_fini(&ctx->exec, &execution->plan);
+    plan_fini(&execution->plan);
     free(execution);
 }
 
@@ -145,7 +145,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
 // Starts a plan, which runs concurrently. False: the execution is over. A failure of the executor overrides its own error.
 static bool start_or_complete(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
-    if (!status && execution->plan.is_planned && !plan_start(&ctx->exec, &execution->plan, on_complete, execution, NULL))
+    if (!status && execution->plan.is_planned && !plan_start(&ctx->exec, &execution->plan, on_complete, execution))
         return true;
     if (ctx->exec.failure.status) {
         status = ctx->exec.failure.status;

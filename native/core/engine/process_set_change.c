@@ -7,7 +7,7 @@
 #include "core/negotiation/pairwise.h"
 #include "executor/hierarchy.h"
 #include "executor/shared.h"
-#include "executor/task.h"
+#include "executor/tasks.h"
 
 bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
 {

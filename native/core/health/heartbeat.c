@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,

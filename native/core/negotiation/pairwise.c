@@ -7,7 +7,7 @@
 #include "core/context/context.h"
 #include "core/message/reason.h"
 #include "core/negotiation/relay.h"
-#include "executor/plan.h"
+#include "executor/tasks.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 
