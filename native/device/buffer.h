@@ -13,7 +13,7 @@ struct device_buffer {
     void *last;                         // the event after which it is no longer in use; NULL: none was recorded
 };
 
-// A cached buffer that the GPU has finished with, or a new one, of at least this size. 0, or the driver's code, with *out NULL.
+// A cached buffer that the GPU has finished with, or a new one, of at least this size. 0, or the driver's error, with *out NULL.
 int device_buffer_acquire(struct bhvd_device *device, enum device_memory memory, size_t nbytes,
                           struct device_buffer **out);
 // Returns it to the cache; it is reused when its `last` event has passed. release(NULL) is allowed.

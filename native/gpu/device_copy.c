@@ -36,21 +36,21 @@ static int fetch(struct bhvd_device_array *device_copy)
 {
     struct bhvd_device *device = device_copy->device;
     const struct device_ops *ops = device->ops;
-    int code = ops->stream_wait_event(device, device->to_host, device_copy->buffer->last);
-    if (!code)
-        code = ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float),
+    int failed = ops->stream_wait_event(device, device->to_host, device_copy->buffer->last);
+    if (!failed)
+        failed = ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float),
                          device->to_host);
-    if (!code)
-        code = device_buffer_record(device, device_copy->buffer, device->to_host);
-    return code ? code : ops->event_wait(device, device_copy->buffer->done);
+    if (!failed)
+        failed = device_buffer_record(device, device_copy->buffer, device->to_host);
+    return failed ? failed : ops->event_wait(device, device_copy->buffer->done);
 }
 
 bhvd_status bhvd_device_array_fetch(bhvd_device_array *device_copy, struct bhvd_error *error)
 {
     if (device_copy->device) {
-        int code = fetch(device_copy);
-        if (code)
-            return device_failed(device_copy->device, code, "the device copy of error states or replicas cannot be read", error);
+        int failed = fetch(device_copy);
+        if (failed)
+            return device_failed(device_copy->device, failed, "the device copy of error states or replicas cannot be read", error);
         forget(device_copy);
     }
     error_clear(error);
@@ -62,24 +62,24 @@ static int copy_there(struct bhvd_device_array *to, struct bhvd_device_array *fr
 {
     struct bhvd_device *device = from->device;
     struct device_buffer *buffer;
-    int code = device_buffer_acquire(device, MEMORY_DEVICE, from->count * sizeof(float), &buffer);
-    if (code)
-        return code;
-    code = device->ops->stream_wait_event(device, device->to_host, from->buffer->last);
-    if (!code)
-        code = device->ops->copy(device, buffer->data, from->buffer->data, from->count * sizeof(float), device->to_host);
+    int failed = device_buffer_acquire(device, MEMORY_DEVICE, from->count * sizeof(float), &buffer);
+    if (failed)
+        return failed;
+    failed = device->ops->stream_wait_event(device, device->to_host, from->buffer->last);
+    if (!failed)
+        failed = device->ops->copy(device, buffer->data, from->buffer->data, from->count * sizeof(float), device->to_host);
     const int read = device_buffer_record(device, from->buffer, device->to_host);
     const int written = device_buffer_record(device, buffer, device->to_host);
     device_copy_adopt(to, device, buffer);
-    return code ? code : read ? read : written;
+    return failed ? failed : read ? read : written;
 }
 
 bhvd_status bhvd_device_array_copy(bhvd_device_array *to, bhvd_device_array *from, struct bhvd_error *error)
 {
     if (from->device) {
-        int code = copy_there(to, from);
-        if (code)
-            return device_failed(from->device, code, "the device copy of error states or replicas cannot be copied", error);
+        int failed = copy_there(to, from);
+        if (failed)
+            return device_failed(from->device, failed, "the device copy of error states or replicas cannot be copied", error);
     } else {
         forget(to);
         memcpy(to->values, from->values, from->count * sizeof(float));
@@ -93,34 +93,34 @@ static int send(struct bhvd_device_array *device_copy, struct bhvd_device *devic
 {
     const size_t nbytes = device_copy->count * sizeof(float);
     struct device_buffer *pinned;
-    int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &pinned);
-    if (code)
-        return code;
+    int failed = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &pinned);
+    if (failed)
+        return failed;
     memcpy(pinned->data, device_copy->values, nbytes);
-    code = device->ops->copy(device, buffer->data, pinned->data, nbytes, stream);
+    failed = device->ops->copy(device, buffer->data, pinned->data, nbytes, stream);
     const int recorded = device_buffer_record(device, pinned, stream);
     device_buffer_release(device, pinned);
-    return code ? code : recorded;
+    return failed ? failed : recorded;
 }
 
 int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out)
 {
     if (device_copy->device && device_copy->device != device) {
-        int code = fetch(device_copy);
-        if (code)
-            return code;
+        int failed = fetch(device_copy);
+        if (failed)
+            return failed;
         forget(device_copy);
     }
     if (!device_copy->device) {
         struct device_buffer *buffer;
-        int code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), &buffer);
-        if (code)
-            return code;
-        code = send(device_copy, device, stream, buffer);
+        int failed = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), &buffer);
+        if (failed)
+            return failed;
+        failed = send(device_copy, device, stream, buffer);
         const int recorded = device_buffer_record(device, buffer, stream);
         device_copy_adopt(device_copy, device, buffer);
-        if (code || recorded)
-            return code ? code : recorded;
+        if (failed || recorded)
+            return failed ? failed : recorded;
     }
     *out = (float *)(void *)device_copy->buffer->data;
     return device->ops->stream_wait_event(device, stream, device_copy->buffer->last);

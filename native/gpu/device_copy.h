@@ -16,7 +16,7 @@ struct bhvd_device_array {
 };
 
 // The newest values on the device, for work that is put on the stream next, which may change them in place. Copies them there
-// through pinned memory if necessary. Returns 0 or the driver's code.
+// through pinned memory if necessary. Returns 0 or the driver's error.
 int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out);
 // The last work that uses them has been put on the stream.
 int device_copy_use_end(struct bhvd_device_array *device_copy, void *stream);

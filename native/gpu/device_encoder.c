@@ -133,14 +133,14 @@ static int launch_codec(const struct device_encoder *e, const struct encoding *e
     const uint64_t blocks = per_segment(encoding->layout, kernels->per_block);
     const size_t needed = scratch_nbytes(kernels, all_segments(encoding->layout), blocks);
     void *ranges = NULL;
-    int code = needed ? device_scratch_acquire(scratch, needed, &ranges) : 0;
-    if (!code && kernels->first != NONE)
-        code = launch_encoder(e, kernels->first, encoding, values, ranges, blocks, scratch->stream);
-    if (!code)
-        code = launch_encoder(e, kernels->encode, encoding, values, ranges, blocks, scratch->stream);
-    if (!code && kernels->last != NONE)
-        code = launch_encoder(e, kernels->last, encoding, values, ranges, 1, scratch->stream);
-    return code;
+    int failed = needed ? device_scratch_acquire(scratch, needed, &ranges) : 0;
+    if (!failed && kernels->first != NONE)
+        failed = launch_encoder(e, kernels->first, encoding, values, ranges, blocks, scratch->stream);
+    if (!failed)
+        failed = launch_encoder(e, kernels->encode, encoding, values, ranges, blocks, scratch->stream);
+    if (!failed && kernels->last != NONE)
+        failed = launch_encoder(e, kernels->last, encoding, values, ranges, 1, scratch->stream);
+    return failed;
 }
 
 int device_encoder_encode(const struct device_encoder *e, const struct encoding *encoding, struct device_scratch *scratch)
@@ -150,30 +150,30 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
     void *vector = NULL, *rounded = NULL;
     float *new_residual = encoding->new_residual;
     double prescale = encoding->prescale;
-    int code = 0;
+    int failed = 0;
     if (prescale != 1.0 || new_residual)
-        code = device_scratch_acquire(scratch, count * e->host.element, &vector);
-    if (!code && prescale != 1.0) {
+        failed = device_scratch_acquire(scratch, count * e->host.element, &vector);
+    if (!failed && prescale != 1.0) {
         void *params[] = {&vector, &values, &prescale, &count};
-        code = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
+        failed = launch_over(e, BHVD_DEVICE_SCALE, count, params, scratch->stream);
         values = vector;
     }
-    if (!code && new_residual) {
+    if (!failed && new_residual) {
         const float *residual = encoding->residual;
         void *params[] = {&new_residual, &rounded, &residual, &values, &count};
         rounded = e->host.dtype == BHVD_FLOAT32 ? NULL : vector;
-        code = launch_over(e, BHVD_DEVICE_FEED_RESIDUAL, count, params, scratch->stream);
+        failed = launch_over(e, BHVD_DEVICE_FEED_RESIDUAL, count, params, scratch->stream);
         values = rounded ? rounded : new_residual;
     }
-    if (!code)
-        code = launch_codec(e, encoding, values, scratch);
-    if (!code && new_residual) {
+    if (!failed)
+        failed = launch_codec(e, encoding, values, scratch);
+    if (!failed && new_residual) {
         void *params[] = {&new_residual, &vector, &count};
-        code = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
-        if (!code)
-            code = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);
+        failed = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
+        if (!failed)
+            failed = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);
     }
-    return code;
+    return failed;
 }
 
 static int launch_decoder(const struct device_encoder *e, int kernel, const struct code_layout *layout, void *values,
@@ -228,6 +228,6 @@ int device_encoder_reencode(const struct device_encoder *e, const struct encodin
     const struct code_layout *layout = encoding->layout;
     const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_own_seed(&e->host, encoding->pass);
     void *params[] = {SUM_ARGUMENTS(encoding->codes), ARGUMENT(seed), ARGUMENT(encoding->begin)};
-    int code = launch(e, e->kernels->reencode, all_segments(layout) * blocks, params, stream);
-    return code ? code : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
+    int failed = launch(e, e->kernels->reencode, all_segments(layout) * blocks, params, stream);
+    return failed ? failed : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
 }

@@ -1,7 +1,7 @@
 // The codecs on a GPU: encode whole vectors with error feedback, decode them, and compute means of several ranks' codes, by
 // launches of native/device/kernels.cu. Codes, values and residuals are bit-equal to those that encoder.h computes on the CPU.
 //
-// All work is put on a stream; the host never waits. All int results: 0, or the driver's code.
+// All work is put on a stream; the host never waits. All int results: 0, or the driver's error.
 #pragma once
 
 #include "device/scratch.h"

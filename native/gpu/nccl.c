@@ -180,8 +180,8 @@ static bhvd_status join(struct executor *exec, struct group *set, struct nccl_co
     device_hold(device);
     comm->device = device;
     const struct nccl *nccl = device->nccl;
-    int code = device->ops->event_create(device, &comm->done);
-    if (code)
+    int failed = device->ops->event_create(device, &comm->done);
+    if (failed)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct {
         int32_t result;
@@ -194,8 +194,8 @@ static bhvd_status join(struct executor *exec, struct group *set, struct nccl_co
         return status;
     if (first.result)
         return nccl_failed(exec, comm, first.result, "rank 0 of the process set cannot create the communicator's id");
-    code = device->ops->enter(device);
-    if (code)
+    failed = device->ops->enter(device);
+    if (failed)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     struct nccl_config config = NCCL_CONFIG_UNBLOCKED;
     nccl_result result = nccl->comm_init(&comm->handle, set->size, first.id, set->rank, &config);

@@ -39,10 +39,10 @@ static bhvd_status exchange(struct nccl_execution *x, const struct codes *out, c
 static int encode_values(struct coded_execution *c, void *codes)
 {
     void *values = NULL;
-    int code = staged_codes_pack(c->coll, &c->x->scratch, &values);
+    int failed = staged_codes_pack(c->coll, &c->x->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->coll->prescale_factor, .pass = ENCODER_VALUES};
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
+    return failed ? failed : staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
 }
 
 // Encodes the mean of the own chunk over all ranks' codes.
@@ -56,11 +56,11 @@ static int encode_mean(struct coded_execution *c, const struct segment_part *own
     void *mean;
     if (device_encoder_reencodes(&c->encoder) && !c->coll->server_copy)
         return device_encoder_reencode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
-    int code = device_scratch_acquire(&c->x->scratch, own->count * c->encoder.host.element, &mean);
-    if (!code)
-        code = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
+    int failed = device_scratch_acquire(&c->x->scratch, own->count * c->encoder.host.element, &mean);
+    if (!failed)
+        failed = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     encoding.values = mean;
-    return code ? code : staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
+    return failed ? failed : staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
 }
 
 // Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
@@ -75,14 +75,14 @@ static bhvd_status scatter_gather(struct coded_execution *c, void *values, size_
         of_chunk[i] = segments_chunk(&c->layout.cut, (uint64_t)i).count ? stride : 0;
         of_own[i] = own.count ? stride : 0;
     }
-    int code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &sent);
-    if (!code)
-        code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &received);
-    if (!code)
-        code = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &means);
-    if (!code)
-        code = encode_values(c, sent);
-    bhvd_status status = nccl_execution_checked(x, code);
+    int failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &sent);
+    if (!failed)
+        failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &received);
+    if (!failed)
+        failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &means);
+    if (!failed)
+        failed = encode_values(c, sent);
+    bhvd_status status = nccl_execution_checked(x, failed);
     if (!status)
         status = exchange(x, &(struct codes){sent, stride, of_chunk}, &(struct codes){received, stride, of_own});
     unsigned char *mean = (unsigned char *)means + (size_t)me * stride;
@@ -99,11 +99,11 @@ static bhvd_status allgather(struct coded_execution *c, void *values)
     struct nccl_execution *x = c->x;
     const size_t stride = c->layout.nbytes;
     void *codes = NULL;
-    int code = device_scratch_acquire(&c->x->scratch, stride * (size_t)x->set->size, &codes);
+    int failed = device_scratch_acquire(&c->x->scratch, stride * (size_t)x->set->size, &codes);
     unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
-    if (!code)
-        code = encode_values(c, mine);
-    bhvd_status status = nccl_execution_checked(x, code);
+    if (!failed)
+        failed = encode_values(c, mine);
+    bhvd_status status = nccl_execution_checked(x, failed);
     if (!status)
         status = nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->comm->handle, x->stream));
     return status ? status

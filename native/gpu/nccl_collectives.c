@@ -29,9 +29,9 @@ static bhvd_status target(struct nccl_execution *x, struct collective *coll, siz
         return BHVD_OK;
     }
     if (!staged->dst && (coll->kind == BHVD_ALLGATHER || coll->kind == BHVD_ALLTOALL)) {
-        int code = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &staged->result);
-        if (code)
-            return nccl_execution_checked(x, code);
+        int failed = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &staged->result);
+        if (failed)
+            return nccl_execution_checked(x, failed);
         out->device = staged->result->data;
         return BHVD_OK;
     }

@@ -15,13 +15,13 @@ struct ring_execution {
 static int encode(struct ring_execution *r, void *codes, void **values)
 {
     struct device_scratch *scratch = &r->x->scratch;
-    int code = staged_codes_pack(r->coll, scratch, values);
+    int failed = staged_codes_pack(r->coll, scratch, values);
     void *encoded = *values;
-    if (!code && r->coll->mixes_before)
-        code = staged_codes_mix(r->coll, &r->encoder, scratch, &encoded);
+    if (!failed && r->coll->mixes_before)
+        failed = staged_codes_mix(r->coll, &r->encoder, scratch, &encoded);
     const struct encoding encoding = {.layout = &r->layout, .codes = codes, .values = encoded, .prescale = 1.0,
                                       .pass = ENCODER_VALUES};
-    return code ? code : device_encoder_encode(&r->encoder, &encoding, scratch);
+    return failed ? failed : device_encoder_encode(&r->encoder, &encoding, scratch);
 }
 
 // Sends the own code to each peer, and receives theirs behind it.
@@ -54,14 +54,14 @@ bhvd_status nccl_d_lp_s(struct nccl_execution *x, const struct collective *coll)
     if (!nbytes)
         return BHVD_OK;
     r.layout = device_encoder_layout(&r.encoder, nbytes / r.encoder.host.element, 1);
-    int code = device_scratch_acquire(&x->scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
-    if (!code)
-        code = encode(&r, codes, &values);
-    bhvd_status status = nccl_execution_checked(x, code);
+    int failed = device_scratch_acquire(&x->scratch, (size_t)(1 + r.peers.count) * r.layout.nbytes, &codes);
+    if (!failed)
+        failed = encode(&r, codes, &values);
+    bhvd_status status = nccl_execution_checked(x, failed);
     if (!status)
         status = exchange(&r, codes);
-    code = status ? 0 : staged_codes_add(coll, &r.encoder, &r.layout, &r.peers, codes, x->stream);
-    if (!status && !code && coll->mixes_after)
-        code = staged_codes_mix_results(coll, &r.encoder, &x->scratch, values);
-    return status ? status : nccl_execution_checked(x, code);
+    failed = status ? 0 : staged_codes_add(coll, &r.encoder, &r.layout, &r.peers, codes, x->stream);
+    if (!status && !failed && coll->mixes_after)
+        failed = staged_codes_mix_results(coll, &r.encoder, &x->scratch, values);
+    return status ? status : nccl_execution_checked(x, failed);
 }

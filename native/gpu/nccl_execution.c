@@ -7,12 +7,12 @@
 
 // ---------------------------------------------------------------------------------------------------------- errors
 
-bhvd_status nccl_execution_checked(struct nccl_execution *x, int code)
+bhvd_status nccl_execution_checked(struct nccl_execution *x, int failed)
 {
     struct bhvd_error error;
-    if (!code)
+    if (!failed)
         return BHVD_OK;
-    device_failed(x->device, code, "NCCL's streams cannot be used", &error);
+    device_failed(x->device, failed, "NCCL's streams cannot be used", &error);
     return executor_fail(x->exec, error.status, "rank %d: %s", x->exec->connections.rank, error.message);
 }
 
@@ -143,44 +143,44 @@ bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_com
     *x = (struct nccl_execution){.exec = exec, .set = set, .hierarchy = hierarchy, .comm = comm,
                                  .device = device, .nccl = device->nccl, .colls = colls, .count = count,
                                  .stream = device->from_host, .scratch = {device, device->from_host, NULL}};
-    int code = device->ops->enter(device);
-    if (code) {
+    int failed = device->ops->enter(device);
+    if (failed) {
         free(x);
         *out = NULL;
         return executor_fail(exec, BHVD_ERR_SYSTEM, "GPU %d cannot be used by NCCL", device->index);
     }
-    for (int i = 0; i < count && !code; i++) {
+    for (int i = 0; i < count && !failed; i++) {
         const struct collective *coll = colls[i];
         exec->nccl_payload += collective_nbytes(coll);
         if (coll->staging && coll->staging->device != device)
             return executor_fail(exec, BHVD_ERR_UNSUPPORTED, "rank %d posted '%.*s' on another GPU than before: keep to one, or "
                                  "set BAGUA_HVD_NCCL=0", exec->connections.rank, (int)coll->name_size, coll->name);
         if (coll->staging)
-            code = device->ops->stream_wait_event(device, x->stream, coll->staging->buffer->ready);
+            failed = device->ops->stream_wait_event(device, x->stream, coll->staging->buffer->ready);
     }
-    return nccl_execution_checked(x, code);
+    return nccl_execution_checked(x, failed);
 }
 
 bhvd_status nccl_end(struct nccl_execution *x, bhvd_status status)
 {
     if (!x)
         return status;
-    int code = device_scratch_release(&x->scratch, 0);
-    for (int i = 0; i < x->count && !status && !code; i++) {
+    int failed = device_scratch_release(&x->scratch, 0);
+    for (int i = 0; i < x->count && !status && !failed; i++) {
         struct collective *coll = x->colls[i];
-        for (size_t t = 0; t < coll->tensor_count && coll->staging && !code; t++) {
+        for (size_t t = 0; t < coll->tensor_count && coll->staging && !failed; t++) {
             if (coll->staging->tensors[t].result)
-                code = device_buffer_record(x->device, coll->staging->tensors[t].result, x->stream);
+                failed = device_buffer_record(x->device, coll->staging->tensors[t].result, x->stream);
         }
-        if (coll->staging && !code) {
+        if (coll->staging && !failed) {
             coll->staging->by_nccl = true;
-            code = device_buffer_record(x->device, coll->staging->buffer, x->stream);
+            failed = device_buffer_record(x->device, coll->staging->buffer, x->stream);
         }
     }
-    code = code ? code : x->device->ops->event_record(x->device, x->comm->done, x->stream);
+    failed = failed ? failed : x->device->ops->event_record(x->device, x->comm->done, x->stream);
     x->comm->last_ns = clock_now_ns();
     if (!status)
-        status = nccl_execution_checked(x, code);
+        status = nccl_execution_checked(x, failed);
     if (!status && x->host_waits)
         status = nccl_execution_wait(x, x->comm->done);
     x->device->ops->leave(x->device);

@@ -24,8 +24,8 @@ struct nccl_execution {
     bool host_waits;
 };
 
-// Turns the driver's code into a failure of the executor.
-bhvd_status nccl_execution_checked(struct nccl_execution *x, int code);
+// Turns the driver's error into a failure of the executor.
+bhvd_status nccl_execution_checked(struct nccl_execution *x, int failed);
 // For the result of a call outside a group.
 bhvd_status nccl_execution_enqueued(struct nccl_execution *x, nccl_result result);
 // Inside a group: keeps the first error, which is passed to the end as `inside`.

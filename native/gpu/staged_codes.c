@@ -35,17 +35,17 @@ static const struct staged_tensor *only_tensor(const struct collective *coll)
 static int copy_all(const struct collective *coll, unsigned char *vector, bool packs, struct device_scratch *scratch)
 {
     struct device_copies copies;
-    int code = device_copies_begin(&copies, scratch, coll->tensor_count);
-    for (size_t t = 0; t < coll->tensor_count && !code; t++) {
+    int failed = device_copies_begin(&copies, scratch, coll->tensor_count);
+    for (size_t t = 0; t < coll->tensor_count && !failed; t++) {
         const struct staged_tensor *staged = &coll->staging->tensors[t];
         const size_t nbytes = coll->tensors[t].nbytes;
         if (packs)
-            code = device_copies_add(&copies, vector, staged->src, nbytes);
+            failed = device_copies_add(&copies, vector, staged->src, nbytes);
         else if (is_on_device(staged))
-            code = device_copies_add(&copies, staged->dst, vector, nbytes);
+            failed = device_copies_add(&copies, staged->dst, vector, nbytes);
         vector += nbytes;
     }
-    return device_copies_end(&copies, code);
+    return device_copies_end(&copies, failed);
 }
 
 int staged_codes_pack(const struct collective *coll, struct device_scratch *scratch, void **out)
@@ -55,8 +55,8 @@ int staged_codes_pack(const struct collective *coll, struct device_scratch *scra
         *out = (void *)(uintptr_t)only->src;
         return 0;
     }
-    int code = device_scratch_acquire(scratch, collective_nbytes(coll), out);
-    return code ? code : copy_all(coll, *out, true, scratch);
+    int failed = device_scratch_acquire(scratch, collective_nbytes(coll), out);
+    return failed ? failed : copy_all(coll, *out, true, scratch);
 }
 
 int staged_codes_target(const struct collective *coll, struct device_scratch *scratch, void **out)
@@ -93,20 +93,20 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
     if (!device_copy)
         return device_encoder_encode(encoder, encoding, scratch);
     float *old;
-    int code = device_copy_use(device_copy, device, scratch->stream, &old);
-    if (!code)
-        code = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
-    if (code)
-        return code;
+    int failed = device_copy_use(device_copy, device, scratch->stream, &old);
+    if (!failed)
+        failed = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
+    if (failed)
+        return failed;
     encoding->residual = old;
     encoding->new_residual = (float *)(void *)(*residual)->data;
-    code = device_encoder_encode(encoder, encoding, scratch);
-    if (!code)
-        code = keep_rest(encoding, device_copy, scratch);
-    if (!code)
-        code = device_copy_use_end(device_copy, scratch->stream);
+    failed = device_encoder_encode(encoder, encoding, scratch);
+    if (!failed)
+        failed = keep_rest(encoding, device_copy, scratch);
+    if (!failed)
+        failed = device_copy_use_end(device_copy, scratch->stream);
     const int recorded = device_buffer_record(device, *residual, scratch->stream);
-    return code ? code : recorded;
+    return failed ? failed : recorded;
 }
 
 static int encode(struct collective *coll, struct device_scratch *scratch, const void *values)
@@ -116,56 +116,56 @@ static int encode(struct collective *coll, struct device_scratch *scratch, const
     struct bhvd_device *device = staging->device;
     struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = coll->prescale_factor,
                                 .pass = ENCODER_VALUES};
-    int code = 0;
+    int failed = 0;
     if (coll->kind == BHVD_D_LP_S) {
-        code = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
-        if (!code)
+        failed = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
+        if (!failed)
             encoding.codes = codes->on_device->data;
     } else {
-        code = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
+        failed = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    if (!code)
-        code = staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
-    if (!code)
-        code = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
+    if (!failed)
+        failed = staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
+    if (!failed)
+        failed = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
-    return code ? code : recorded;
+    return failed ? failed : recorded;
 }
 
 static int mix(const struct collective *coll, const struct device_encoder *encoder, void *dst, const void *values,
                const double *weights, void *stream)
 {
     float *replicas[REPLICAS] = {0};
-    int code = 0;
-    for (int r = 0; r < REPLICAS && !code; r++)
-        code = weights[1 + r] != 0 ? device_copy_use(coll->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
-    if (!code)
-        code = device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
+    int failed = 0;
+    for (int r = 0; r < REPLICAS && !failed; r++)
+        failed = weights[1 + r] != 0 ? device_copy_use(coll->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
+    if (!failed)
+        failed = device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
                                   stream);
-    for (int r = 0; r < REPLICAS && !code; r++)
-        code = replicas[r] ? device_copy_use_end(coll->replica_copies[r], stream) : 0;
-    return code;
+    for (int r = 0; r < REPLICAS && !failed; r++)
+        failed = replicas[r] ? device_copy_use_end(coll->replica_copies[r], stream) : 0;
+    return failed;
 }
 
 int staged_codes_mix(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values)
 {
     void *mixed;
-    int code = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
-    if (!code)
-        code = mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
+    int failed = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
+    if (!failed)
+        failed = mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
     *values = mixed;
-    return code;
+    return failed;
 }
 
 int staged_codes_mix_results(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                              const void *values)
 {
     void *results;
-    int code = staged_codes_target(coll, scratch, &results);
-    if (!code)
-        code = mix(coll, encoder, results, values, coll->after, scratch->stream);
-    return code ? code : staged_codes_unpack(coll, scratch, results);
+    int failed = staged_codes_target(coll, scratch, &results);
+    if (!failed)
+        failed = mix(coll, encoder, results, values, coll->after, scratch->stream);
+    return failed ? failed : staged_codes_unpack(coll, scratch, results);
 }
 
 static int start(struct collective *coll, void *stream)
@@ -174,21 +174,21 @@ static int start(struct collective *coll, void *stream)
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->to_host, NULL};
     void *values = NULL;
-    int code = device->ops->event_record(device, staging->buffer->ready, stream);
-    if (!code)
-        code = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
-    if (!code)
-        code = staged_codes_pack(coll, &scratch, &values);
-    if (!code && coll->mixes_before)
-        code = staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
-    if (!code)
-        code = encode(coll, &scratch, values);
-    code = device_scratch_release(&scratch, code);
-    if (!code)
-        code = device->ops->event_record(device, staging->buffer->ready, device->to_host);
-    if (!code)
+    int failed = device->ops->event_record(device, staging->buffer->ready, stream);
+    if (!failed)
+        failed = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
+    if (!failed)
+        failed = staged_codes_pack(coll, &scratch, &values);
+    if (!failed && coll->mixes_before)
+        failed = staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
+    if (!failed)
+        failed = encode(coll, &scratch, values);
+    failed = device_scratch_release(&scratch, failed);
+    if (!failed)
+        failed = device->ops->event_record(device, staging->buffer->ready, device->to_host);
+    if (!failed)
         staging->buffer->last = staging->buffer->ready;
-    return code;
+    return failed;
 }
 
 bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
@@ -214,8 +214,8 @@ bhvd_status staged_codes_create(struct collective *coll, const struct kernel_tab
     coll->staging->codes = codes;
     codes->results = memory + own_nbytes;
     codes->own = own_nbytes ? memory : codes->results + (size_t)rank * codes->layout.nbytes;
-    int code = start(coll, args->stream);
-    return code ? device_failed(args->gpu, code, "the tensors cannot be encoded", error) : BHVD_OK;
+    int failed = start(coll, args->stream);
+    return failed ? device_failed(args->gpu, failed, "the tensors cannot be encoded", error) : BHVD_OK;
 }
 
 // The new residuals replace the old ones.
@@ -233,35 +233,35 @@ static int decode(const struct collective *coll, struct device_scratch *scratch)
     const struct staged_codes *codes = coll->staging->codes;
     struct bhvd_device *device = coll->staging->device;
     void *on_device = NULL, *values = NULL;
-    int code = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
-    if (!code)
-        code = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
-    if (!code)
-        code = staged_codes_target(coll, scratch, &values);
-    if (!code && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
-        code = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
-    else if (!code)
-        code = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, (uint64_t)codes->ranks,
+    int failed = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
+    if (!failed)
+        failed = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
+    if (!failed)
+        failed = staged_codes_target(coll, scratch, &values);
+    if (!failed && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+        failed = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
+    else if (!failed)
+        failed = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, (uint64_t)codes->ranks,
                                    collective_sum_factor(coll, codes->ranks), scratch->stream);
-    return code ? code : staged_codes_unpack(coll, scratch, values);
+    return failed ? failed : staged_codes_unpack(coll, scratch, values);
 }
 
 int staged_codes_add(const struct collective *coll, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream)
 {
     const int code_of[REPLICAS] = {0, peers->count ? 1 : 0, peers->count};
-    int code = 0;
-    for (int r = 0; r < REPLICAS && !code; r++) {
+    int failed = 0;
+    for (int r = 0; r < REPLICAS && !failed; r++) {
         float *replica;
         if (!coll->replicas[r])
             continue;
-        code = device_copy_use(coll->replica_copies[r], encoder->device, stream, &replica);
-        if (!code)
-            code = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
-        if (!code)
-            code = device_copy_use_end(coll->replica_copies[r], stream);
+        failed = device_copy_use(coll->replica_copies[r], encoder->device, stream, &replica);
+        if (!failed)
+            failed = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
+        if (!failed)
+            failed = device_copy_use_end(coll->replica_copies[r], stream);
     }
-    return code;
+    return failed;
 }
 
 // D_LP_S: copies the peers' codes behind the own ones, and adds all to the replicas.
@@ -271,17 +271,17 @@ static int add(const struct collective *coll, struct device_scratch *scratch)
     const struct staged_codes *codes = coll->staging->codes;
     struct bhvd_device *device = coll->staging->device;
     unsigned char *on_device = codes->on_device->data;
-    int code = 0;
+    int failed = 0;
     if (codes->results_nbytes)
-        code = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
-    if (!code)
-        code = staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
-    if (!code && coll->mixes_after)
-        code = staged_codes_pack(coll, scratch, &values);
-    if (!code && coll->mixes_after)
-        code = staged_codes_mix_results(coll, &codes->encoder, scratch, values);
+        failed = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
+    if (!failed)
+        failed = staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    if (!failed && coll->mixes_after)
+        failed = staged_codes_pack(coll, scratch, &values);
+    if (!failed && coll->mixes_after)
+        failed = staged_codes_mix_results(coll, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
-    return code ? code : recorded;
+    return failed ? failed : recorded;
 }
 
 bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
@@ -289,12 +289,12 @@ bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
     struct staging *staging = coll->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    int code = coll->kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
-    code = device_scratch_release(&scratch, code);
-    if (!code)
-        code = device_buffer_record(device, staging->buffer, scratch.stream);
-    if (code)
-        return device_failed(device, code, "the result cannot be decoded", error);
+    int failed = coll->kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
+    failed = device_scratch_release(&scratch, failed);
+    if (!failed)
+        failed = device_buffer_record(device, staging->buffer, scratch.stream);
+    if (failed)
+        return device_failed(device, failed, "the result cannot be decoded", error);
     update_residual(coll);
     return BHVD_OK;
 }

@@ -72,17 +72,17 @@ static int copy_all(const struct collective *coll, struct device_scratch *scratc
                        (to_host || !allocates_result(coll->kind));
     struct device_copies copies;
     void *packed = NULL;
-    int code = device_copies_begin(&copies, scratch, staging->small_count);
-    if (!code && packs)
-        code = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
-    if (!code && packs && !to_host)
-        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
-    for (size_t t = 0; t < coll->tensor_count && !code; t++)
-        code = copy_one(coll, t, to_host, packed, &copies);
-    code = device_copies_end(&copies, code);
-    if (!code && packs && to_host)
-        code = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
-    return device_scratch_release(scratch, code);
+    int failed = device_copies_begin(&copies, scratch, staging->small_count);
+    if (!failed && packs)
+        failed = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
+    if (!failed && packs && !to_host)
+        failed = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
+    for (size_t t = 0; t < coll->tensor_count && !failed; t++)
+        failed = copy_one(coll, t, to_host, packed, &copies);
+    failed = device_copies_end(&copies, failed);
+    if (!failed && packs && to_host)
+        failed = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, true);
+    return device_scratch_release(scratch, failed);
 }
 
 static int start(struct collective *coll, const struct bhvd_args *args, bool is_read)
@@ -91,18 +91,18 @@ static int start(struct collective *coll, const struct bhvd_args *args, bool is_
     const struct device_ops *ops = device->ops;
     struct device_buffer *buffer = coll->staging->buffer;
     struct device_scratch scratch = {device, device->to_host, NULL};
-    int code = ops->event_record(device, buffer->ready, args->stream);
+    int failed = ops->event_record(device, buffer->ready, args->stream);
     if (coll->staging->direct)
-        return code;
-    if (!code)
-        code = ops->stream_wait_event(device, device->to_host, buffer->ready);
-    if (!code && is_read)
-        code = copy_all(coll, &scratch, true);
-    if (!code)
-        code = ops->event_record(device, buffer->ready, device->to_host);
-    if (!code)
+        return failed;
+    if (!failed)
+        failed = ops->stream_wait_event(device, device->to_host, buffer->ready);
+    if (!failed && is_read)
+        failed = copy_all(coll, &scratch, true);
+    if (!failed)
+        failed = ops->event_record(device, buffer->ready, device->to_host);
+    if (!failed)
         buffer->last = buffer->ready;
-    return code;
+    return failed;
 }
 
 bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
@@ -122,10 +122,10 @@ bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, 
     for (size_t t = 0; t < coll->tensor_count; t++)
         staging->tensors[t] = (struct staged_tensor){args->tensors[t].src, args->tensors[t].dst,
                                                      args->tensors[t].dst_on_host != 0, NULL};
-    int code = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
-    if (code) {
+    int failed = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
+    if (failed) {
         free(staging);
-        return device_failed(device, code, "cannot allocate pinned memory", error);
+        return device_failed(device, failed, "cannot allocate pinned memory", error);
     }
     device_hold(device);
     *out = staging->buffer->data;
@@ -150,8 +150,8 @@ bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args
     coll->staging->direct = direct;
     if (!direct)
         lay_out(coll, args, set_size, at);
-    int code = start(coll, args, coll->kind != BHVD_BROADCAST || args->root_rank == rank);
-    return code ? device_failed(args->gpu, code, "the tensors cannot be copied to the host", error) : BHVD_OK;
+    int failed = start(coll, args, coll->kind != BHVD_BROADCAST || args->root_rank == rank);
+    return failed ? device_failed(args->gpu, failed, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
@@ -159,12 +159,12 @@ int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
     struct bhvd_device *device = staging->device;
     if (staging->direct && !staging->host_waits)
         return 1;
-    int code = device->ops->event_query(device, staging->buffer->ready);
-    if (code == DEVICE_NOT_READY)
+    int failed = device->ops->event_query(device, staging->buffer->ready);
+    if (failed == DEVICE_NOT_READY)
         return 0;
-    if (!code)
+    if (!failed)
         return 1;
-    device_failed(device, code, "the tensors could not be copied to the host", error);
+    device_failed(device, failed, "the tensors could not be copied to the host", error);
     return -1;
 }
 
@@ -175,10 +175,10 @@ bhvd_status staging_end(struct collective *coll, struct bhvd_error *error)
     struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // NCCL writes the results
         return BHVD_OK;
-    int code = coll->kind != BHVD_D_LP_S || coll->mixes_after ? copy_all(coll, &scratch, false) : 0;
-    if (!code)
-        code = device_buffer_record(device, staging->buffer, device->from_host);
-    return code ? device_failed(device, code, "the results cannot be copied to the GPU", error) : BHVD_OK;
+    int failed = coll->kind != BHVD_D_LP_S || coll->mixes_after ? copy_all(coll, &scratch, false) : 0;
+    if (!failed)
+        failed = device_buffer_record(device, staging->buffer, device->from_host);
+    return failed ? device_failed(device, failed, "the results cannot be copied to the GPU", error) : BHVD_OK;
 }
 
 void staging_destroy(struct staging *staging)
@@ -198,8 +198,8 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
     bhvd_status status = device_check_capture(device, stream, "an operation was waited for", error);
     if (status)
         return status;
-    int code = device->ops->stream_wait_event(device, stream, staging->buffer->done);
-    return code ? device_failed(device, code, "the framework's stream cannot wait for the results", error) : BHVD_OK;
+    int failed = device->ops->stream_wait_event(device, stream, staging->buffer->done);
+    return failed ? device_failed(device, failed, "the framework's stream cannot wait for the results", error) : BHVD_OK;
 }
 
 bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error)
@@ -211,8 +211,8 @@ bhvd_status staging_copy_result(const struct collective *coll, size_t index, voi
     bhvd_status status = device_check_capture(device, stream, "a result was copied", error);
     if (status)
         return status;
-    int code = device->ops->copy(device, dst, result->data, coll->tensors[index].result_nbytes, stream);
-    if (!code)
-        code = device_buffer_record(device, result, stream);
-    return code ? device_failed(device, code, "a result cannot be copied", error) : BHVD_OK;
+    int failed = device->ops->copy(device, dst, result->data, coll->tensors[index].result_nbytes, stream);
+    if (!failed)
+        failed = device_buffer_record(device, result, stream);
+    return failed ? device_failed(device, failed, "a result cannot be copied", error) : BHVD_OK;
 }
