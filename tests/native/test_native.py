@@ -15,14 +15,14 @@ HERE = Path(__file__).parent
 STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 # These mostly wait for time limits: they run beside the others, and come last.
-WAITING = ["test_heartbeat", "test_reason"]
+WAITING = ["test_reason"]
 # `make test` runs these without AddressSanitizer, which makes them ten to thirty times slower, and all others with it.
 # Python's tests of primitives, codecs and two levels cover the same code.
 SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
         "test_primitives"]
 # A minute under TSan, which finds nothing with one thread; `make tsan` still runs them.
-ONE_THREAD = ["test_codecs", "test_faults", "test_interleavings", "test_interleavings_tree", "test_kernels",
-              "test_schedules"]
+ONE_THREAD = ["test_codecs", "test_faults", "test_heartbeat", "test_interleavings", "test_interleavings_tree",
+              "test_kernels", "test_schedules"]
 TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
 
 

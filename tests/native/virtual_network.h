@@ -1,9 +1,9 @@
-// Ranks on a virtual clock and a virtual network, all in one thread: limits of minutes pass in milliseconds, and nothing depends on
-// the machine.
+// Ranks on a virtual clock and a virtual network, all in one thread: limits of minutes pass in milliseconds, and nothing depends
+// on the machine.
 //
 // The ranks are contexts without threads. A *line* carries the bytes of one direction of one connection, each packet with its
-// arrival time; clock_gettime() returns the virtual time. Like its progress thread, a rank takes a turn when data arrives, when its
-// program has posted, and at least once in every heartbeat interval. Faults stop processes, cut connections, or end processes.
+// arrival time; clock_gettime() returns the virtual time. Like its progress thread, a rank takes a turn when data arrives, when
+// its program has posted, and at least once in every heartbeat interval. Faults stop or end processes, or cut connections.
 //
 // A test posts operations between calls of run_until(), or supplies a `struct program` that posts in the ranks' turns. Operations
 // must not run to completion at once, as they do if all members are on one host: nobody else could run meanwhile.
@@ -27,7 +27,7 @@
 #define MS INT64_C(1000000)
 
 enum {
-    RANKS_MAX = 6, FAULTS_MAX = 2,
+    RANKS_MAX = 6, FAULTS_MAX = RANKS_MAX,
     KEEPALIVE_MS = 330000,          // as set by transport/socket.c
     GOODBYE_MS = 1000,              // as in core/api/progress.c
     TURNS_MAX = 100000
@@ -90,7 +90,10 @@ int clock_gettime(clockid_t id, struct timespec *t)
 
 int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
 {
-    (void)fds, (void)count, (void)timeout, (void)mask;
+    if (now_ns < 0) {
+        struct timespec left = timeout ? *timeout : (struct timespec){0};       // the kernel writes it
+        return (int)syscall(SYS_ppoll, fds, count, timeout ? &left : NULL, mask, sizeof(uint64_t));
+    }
     check_fail(__FILE__, __LINE__, "a rank sleeps within an operation; this test has one thread for all");
 }
 
@@ -495,4 +498,39 @@ static void end_ranks(void)
     bhvd_inproc_world_destroy(world);
     clear_lines();
     now_ns = -1;
+}
+
+// -------------------------------------------------------------------------------- for tests that post between runs
+
+static bool never(void) { return false; }
+
+// Lets time pass.
+__attribute__((unused))
+static void pass(int64_t ns)
+{
+    const int64_t until_ns = now_ns + ns;
+    run_until(never, until_ns);
+    now_ns = until_ns;
+}
+
+// Begins a job of ranks on these hosts, one letter for each rank, with delays that depend on the seed.
+__attribute__((unused))
+static void begin_job(const char *hosts, uint64_t seed, void (*adjust)(int rank, struct bhvd_context_options *options))
+{
+    random_state = seed * 0x2545f4914f6cdd1du;
+    network = (struct network){.size = (int)strlen(hosts), .room = 1 << 16};
+    for (int from = 0; from < network.size; from++) {
+        network.host_of[from] = hosts[from] - 'A';
+        for (int to = 0; to < from; to++)
+            network.delay_ns[from][to] = network.delay_ns[to][from] = MS + (int64_t)draw(40) * MS;
+    }
+    begin_ranks(adjust);
+}
+
+__attribute__((unused))
+static struct fault *add_fault(enum fault_kind kind, int rank, int64_t end_ns)
+{
+    CHECK(network.fault_count < FAULTS_MAX);
+    network.faults[network.fault_count] = (struct fault){.kind = kind, .rank = rank, .begin_ns = now_ns, .end_ns = end_ns};
+    return &network.faults[network.fault_count++];
 }
