@@ -29,7 +29,7 @@
 enum {
     RANKS_MAX = 6, FAULTS_MAX = RANKS_MAX,
     KEEPALIVE_MS = 330000,          // as set by transport/socket.c
-    GOODBYE_MS = 1000,              // as in core/api/progress.c
+    LAST_FRAMES_MS = 1000,          // GOODBYE_MS of core/api/progress.c
     TURNS_MAX = 100000
 };
 
@@ -308,7 +308,7 @@ static void leave(int r)
     bhvd_context *ctx = rank->ctx;
     if (!rank->leaving) {
         rank->leaving = true;
-        rank->leaves_ns = now_ns + (ctx->goodbye_sent ? GOODBYE_MS : ctx->options.timeout_ms) * MS;
+        rank->leaves_ns = now_ns + (ctx->goodbye_sent ? LAST_FRAMES_MS : ctx->options.timeout_ms) * MS;
         CHECK_STATUS(departure_begin(ctx), BHVD_OK);
     }
     const bool is_busy = !ctx->exec.failure.status && engine_is_busy(ctx) && now_ns < rank->leaves_ns;
@@ -316,7 +316,7 @@ static void leave(int r)
         executor_fail(&ctx->exec, BHVD_ERR_SHUTDOWN, "Horovod has been shut down. (this rank left the job)");
         tasks_abort(&ctx->exec);
         departure_send_goodbye(ctx);
-        rank->leaves_ns = now_ns + GOODBYE_MS * MS;
+        rank->leaves_ns = now_ns + LAST_FRAMES_MS * MS;
     }
     if (!ctx->goodbye_sent)
         return;
