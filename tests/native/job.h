@@ -28,7 +28,7 @@ struct job {
     _Atomic int ready;              // counted by body
 };
 
-struct rank {
+struct rank_thread {
     struct job *job;
     int rank;
     pthread_t thread;
@@ -36,7 +36,7 @@ struct rank {
 
 static void *run_rank(void *arg)
 {
-    struct rank *r = arg;
+    struct rank_thread *r = arg;
     char host[64];
     snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
     struct bhvd_context_options options = {
@@ -60,9 +60,9 @@ static void run_this_job(struct job *job)
 {
     if (strcmp(job->transport, "inproc") == 0)
         job->world = bhvd_inproc_world_create(RANKS);
-    struct rank ranks[RANKS];
+    struct rank_thread ranks[RANKS];
     for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.job = job, .rank = i};
+        ranks[i] = (struct rank_thread){.job = job, .rank = i};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
     for (int i = 0; i < RANKS; i++)
