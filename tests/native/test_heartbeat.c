@@ -29,8 +29,8 @@ static void in_many_jobs(void (*body)(void))
     }
 }
 
-// A stopped rank is not lost earlier than this. A rank's turns are at most an interval apart, so two may pass from one heartbeat to
-// the next; three more are LATE_INTERVALS of core/health/heartbeat.c.
+// A stopped rank is not lost earlier than this. A rank's turns are at most an interval apart, so two may pass from one heartbeat
+// to the next; three more are LATE_INTERVALS of core/health/heartbeat.c.
 static int64_t least_ns(void) { return (limit_ms - 5 * ranks[0].ctx->heartbeat->interval_ms) * MS; }
 
 static int64_t limit_ns(void) { return limit_ms * MS; }

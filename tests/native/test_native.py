@@ -19,7 +19,7 @@ SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavin
         "test_primitives"]
 # A minute under TSan, which finds nothing with one thread; `make tsan` still runs them.
 ONE_THREAD = ["test_codecs", "test_faults", "test_heartbeat", "test_interleavings", "test_interleavings_tree",
-              "test_kernels", "test_schedules", "test_stall", "test_waits"]
+              "test_kernels", "test_pairwise", "test_schedules", "test_stall", "test_waits"]
 TESTS = sorted(HERE.glob("test_*.c"))
 
 

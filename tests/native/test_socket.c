@@ -112,8 +112,8 @@ static bool kernel_counts_acknowledgements(int fd)
 
 static int64_t silence_ns(struct channel *channel) { return channel->ops->silence_ns(channel, clock_now_ns()); }
 
-// The kernel's clock is real, so this takes a few milliseconds. Before the first call with data in flight the connection was idle,
-// not silent.
+// The kernel's clock is real, so this takes a few milliseconds. Before the first call with data in flight the connection was
+// idle, not silent.
 TEST(the_kernel_knows_for_how_long_a_peer_has_acknowledged_nothing)
 {
     enum { SILENT_MS = 10 };

@@ -1,5 +1,5 @@
-// Limits while other work makes continuous progress, such as requests of other ranks to the coordinator. In virtual time: each poll
-// takes a microsecond.
+// Limits while other work makes continuous progress, such as requests of other ranks to the coordinator. In virtual time: each
+// poll takes a microsecond.
 #include "core/engine/engine.h"
 #include "virtual_network.h"
 

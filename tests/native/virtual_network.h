@@ -94,7 +94,7 @@ int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout, cons
         struct timespec left = timeout ? *timeout : (struct timespec){0};       // the kernel writes it
         return (int)syscall(SYS_ppoll, fds, count, timeout ? &left : NULL, mask, sizeof(uint64_t));
     }
-    check_fail(__FILE__, __LINE__, "a rank sleeps within an operation; this test has one thread for all");
+    check_fail(__FILE__, __LINE__, "a rank sleeps until an operation ends: all ranks have this one thread, so none would end it");
 }
 
 // ----------------------------------------------------------------------------------------------------------- network
