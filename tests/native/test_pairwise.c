@@ -9,13 +9,6 @@ enum { RANKS = 3, CHANGES = 20, COUNT_MAX = CHANGES + 1 };
 static float values[RANKS][COUNT_MAX];
 static bhvd_handle *handles[RANKS];
 
-static void set_limit(int rank, struct bhvd_context_options *options)
-{
-    (void)rank;
-    options->timeout_ms = 60000;
-    options->cache_capacity = 16;
-}
-
 static struct bhvd_args args_of(bhvd_kind kind, const char *name)
 {
     return (struct bhvd_args){.kind = kind, .name = name, .op = BHVD_OP_SUM, .topology = BHVD_TOPOLOGY_RING};
@@ -46,7 +39,7 @@ static void average(const char *name, int64_t count) { run_on_all(BHVD_D_FP_S, n
 static void begin_pairwise(uint64_t seed, int64_t count)
 {
     memset(values, 0, sizeof values);
-    begin_job("ABC", seed, set_limit);
+    begin_job("ABC", seed, NULL);
     for (int i = 0; i < 3; i++)
         average("x", count);
     CHECK_EQ(ranks[0].ctx->pairwise->count, 1);
@@ -168,7 +161,7 @@ TEST(pairwise_averages_do_not_keep_others_from_starting)
     static const char *const names[] = {"x0", "x1", "x2", "x3"};
     bhvd_handle *averages[RANKS][NAMES], *barriers[RANKS] = {NULL};
     int turns[RANKS] = {0}, ended = 0;
-    begin_job("ABC", 0, set_limit);
+    begin_job("ABC", 0, NULL);
     for (int64_t begun_ns = now_ns; ended < RANKS; pass(MS)) {
         CHECK(now_ns - begun_ns < 20000 * MS);
         for (int r = 0; r < RANKS; r++) {

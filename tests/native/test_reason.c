@@ -144,17 +144,10 @@ TEST(every_rank_hears_whose_failure_it_is)
 
 // ---------------------------------------------------------------------------------------------------------- in virtual time
 
-static void set_limit(int rank, struct bhvd_context_options *options)
-{
-    (void)rank;
-    options->timeout_ms = 60000;
-    options->allreduce_path = "ring";
-}
-
 // Rank 1 leaves because rank 2 has; rank 0 posts only then.
 TEST(the_first_rank_that_left_is_named)
 {
-    begin_job("ABC", 0, set_limit);
+    begin_job("ABC", 0, NULL);
     leave(2);
     expect(ranks[1].ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, 2);
     leave(1);
@@ -167,13 +160,19 @@ TEST(the_first_rank_that_left_is_named)
 // The coordinator has no memory for rank 1's request, which is its own failure, not that of rank 1.
 TEST(a_lack_of_memory_is_not_a_peers_fault)
 {
-    begin_job("ABC", 0, set_limit);
+    begin_job("ABC", 0, NULL);
     lacks_memory = true;
     expect(ranks[1].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, 0);
     lacks_memory = false;
     expect(ranks[2].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, 0);
     expect(ranks[0].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
     end_ranks();
+}
+
+static void set_path(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->allreduce_path = "ring";
 }
 
 // Rank 1 stops after it and rank 0 have requested a sum, so rank 2 leaves in the middle of it: rank 0 waits for its values.
@@ -183,7 +182,7 @@ TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
     static float values[RANKS][COUNT];
     bhvd_handle *sums[RANKS];
     struct bhvd_error error;
-    begin_job("ABC", 0, set_limit);
+    begin_job("ABC", 0, set_path);
     for (int r = 0; r < RANKS; r++) {
         if (r == 2) {
             pass(100 * MS);             // requested by the others

@@ -11,8 +11,6 @@ static const int64_t LATE_NS = 2500 * MS;
 static void set_warning(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->cache_capacity = 16;
-    options->timeout_ms = 30000;
     options->heartbeat_timeout_ms = 60000;
     options->stall_warning_ms = WARNING_MS;
 }

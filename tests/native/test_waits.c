@@ -25,7 +25,6 @@ static const int64_t POLL_NS = 1000;
 static void set_warning(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->timeout_ms = 30000;
     options->stall_warning_ms = WARNING_MS;
 }
 

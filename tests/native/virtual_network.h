@@ -460,7 +460,7 @@ static bool run_until(bool (*is_met)(void), int64_t until_ns)
 
 // ------------------------------------------------------------------------------------------------------------- ranks
 
-// Like bhvd_context_create, but without the progress thread. `adjust` sets the options that have no default.
+// Like bhvd_context_create, but without the progress thread. `adjust` changes the options; it may be NULL.
 static void begin_ranks(void (*adjust)(int rank, struct bhvd_context_options *options))
 {
     struct bhvd_error error;
@@ -472,10 +472,11 @@ static void begin_ranks(void (*adjust)(int rank, struct bhvd_context_options *op
         all[r] = r;
     for (int r = 0; r < network.size; r++) {
         struct bhvd_context_options options = {.rank = r, .size = network.size, .transport = "inproc", .inproc_world = world,
-                                               .fusion_threshold = 1 << 16};
+                                               .fusion_threshold = 1 << 16, .cache_capacity = 16, .timeout_ms = 60000};
         bhvd_context *ctx;
         int id;
-        adjust(r, &options);
+        if (adjust)
+            adjust(r, &options);
         CHECK_STATUS(context_new(&options, &ctx, &error), BHVD_OK);
         CHECK_STATUS(connections_init(&ctx->exec.connections, &ctx->options, NULL, &error), BHVD_OK);
         connect_lines(&ctx->exec.connections);
