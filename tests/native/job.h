@@ -10,6 +10,7 @@
 #include "bagua_hvd.h"
 #include "check.h"
 #include "gather.h"
+#include "post.h"
 
 #ifndef RANKS
 #define RANKS 3
@@ -27,7 +28,7 @@ struct job {
     _Atomic int ready;              // counted by body
 };
 
-struct rank {
+struct rank_thread {
     struct job *job;
     int rank;
     pthread_t thread;
@@ -35,7 +36,7 @@ struct rank {
 
 static void *run_rank(void *arg)
 {
-    struct rank *r = arg;
+    struct rank_thread *r = arg;
     char host[64];
     snprintf(host, sizeof host, "%d.%c", getpid(), r->job->hosts ? r->job->hosts[r->rank] : 'A');
     struct bhvd_context_options options = {
@@ -59,9 +60,9 @@ static void run_this_job(struct job *job)
 {
     if (strcmp(job->transport, "inproc") == 0)
         job->world = bhvd_inproc_world_create(RANKS);
-    struct rank ranks[RANKS];
+    struct rank_thread ranks[RANKS];
     for (int i = 0; i < RANKS; i++) {
-        ranks[i] = (struct rank){.job = job, .rank = i};
+        ranks[i] = (struct rank_thread){.job = job, .rank = i};
         pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]);
     }
     for (int i = 0; i < RANKS; i++)
@@ -92,40 +93,4 @@ static void on_every_path(void (*body)(struct job *, int, bhvd_context *))
 {
     for (size_t i = 0; i < sizeof PATHS / sizeof PATHS[0]; i++)
         run_job(PATHS[i].transport, PATHS[i].path, PATHS[i].hosts, body);
-}
-
-// Posts an operation on `count` floats; negative: without a tensor. Factors that are 0 become 1.
-__attribute__((unused))
-static bhvd_handle *post_floats(bhvd_context *ctx, struct bhvd_args args, const float *src, float *dst, int64_t count)
-{
-    const struct bhvd_tensor tensor = {.src = src, .dst = dst, .shape = &count, .ndim = 1, .dtype = BHVD_FLOAT32};
-    struct bhvd_error error;
-    bhvd_handle *handle;
-    args.tensors = &tensor;
-    args.tensor_count = count >= 0;
-    args.prescale_factor = args.prescale_factor != 0 ? args.prescale_factor : 1;
-    args.postscale_factor = args.postscale_factor != 0 ? args.postscale_factor : 1;
-    args.device = -1;
-    CHECK_STATUS(bhvd_post(ctx, &args, &handle, &error), BHVD_OK);
-    return handle;
-}
-
-__attribute__((unused))
-static bhvd_handle *post_sum(bhvd_context *ctx, const char *name, float *values, int64_t count)
-{
-    return post_floats(ctx, (struct bhvd_args){.kind = BHVD_ALLREDUCE, .name = name, .op = BHVD_OP_SUM}, values, values, count);
-}
-
-__attribute__((unused))
-static bhvd_handle *post_barrier(bhvd_context *ctx, const char *name)
-{
-    return post_floats(ctx, (struct bhvd_args){.kind = BHVD_BARRIER, .name = name}, NULL, NULL, -1);
-}
-
-__attribute__((unused))
-static void finish(bhvd_handle *handle, bhvd_status expected)
-{
-    struct bhvd_error error;
-    CHECK_STATUS(bhvd_wait(handle, -1, &error), expected);
-    bhvd_handle_drop(handle);
 }

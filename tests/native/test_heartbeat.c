@@ -1,263 +1,259 @@
-// Heartbeats: all others detect a stopped rank, whether it has posted anything or not, but not one that merely keeps others
-// waiting. Holding a rank's engine stops everything in it, like a stopped process. Filters on both sockets that drop incoming
-// packets break a connection without an error on either side.
-#include <linux/filter.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdlib.h>
-#include <sys/socket.h>
+// Heartbeats, in virtual time: all others detect a stopped rank within the limit, and not earlier, whether it has posted anything
+// or not; but not one that merely keeps others waiting. test_threads.c tests the threads that send them.
+#include "post.h"
+#include "virtual_network.h"
 
-#include "core/context/context.h"
-#include "core/context/operation.h"
-#include "job.h"
+enum { RANKS = 3, SEEDS = 20, LONG_MS = 60000 };
 
-// IMPATIENT_MS: after its next heartbeat, within a second, a rank is known to be at an earlier operation.
-enum { LIMIT_MS = 6000, IMPATIENT_MS = 2500 };
+static int limit_ms, subject;          // subject: the rank with a special role
 
-static pthread_barrier_t together;  // of the job that needs one
-
-static void short_limit(int rank, struct bhvd_context_options *options)
+static void set_limit(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->heartbeat_timeout_ms = LIMIT_MS;
+    options->heartbeat_timeout_ms = limit_ms;
+    options->timeout_ms = 10 * limit_ms;
+    options->allreduce_path = "ring";
 }
 
-static void sleep_ms(int ms) { usleep((useconds_t)ms * 1000); }
-
-static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, const char *name, int process_set, const int32_t *ranks,
-                         int rank_count)
+// With every limit, on every network, from many seeds.
+static void in_many_jobs(void (*body)(void))
 {
-    static const int64_t shape = 1;
-    static _Thread_local float values[8];       // one for each process set
-    values[process_set] = 1;
-    struct bhvd_tensor tensor = {.src = &values[process_set], .dst = &values[process_set], .shape = &shape, .ndim = 1, .dtype = BHVD_FLOAT32};
-    struct bhvd_args args = {
-        .kind = kind, .name = name, .tensors = &tensor, .tensor_count = kind == BHVD_ALLREDUCE, .op = BHVD_OP_SUM,
-        .process_set = process_set, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1, .splits = ranks,
-        .split_count = rank_count};
-    struct bhvd_error error;
-    bhvd_handle *handle = NULL;
-    bhvd_post(ctx, &args, &handle, &error);
-    return handle;
-}
-
-static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *error)
-{
-    bhvd_handle *handle = post(ctx, BHVD_BARRIER, "barrier", 0, NULL, 0);
-    if (!handle)
-        return bhvd_context_status(ctx, error);
-    bhvd_status status = bhvd_wait(handle, 60000, error);
-    bhvd_handle_drop(handle);
-    return status;
-}
-
-static void expect_lost(bhvd_context *ctx, int stopped)
-{
-    struct bhvd_error error;
-    char sentence[64];
-    snprintf(sentence, sizeof sentence, "rank %d was lost: nothing came from it for", stopped);
-    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
-    CHECK_STR_CONTAINS(error.message, sentence);
-    CHECK(error.cause == BHVD_CAUSE_SILENT && error.rank == stopped);
-}
-
-static void one_is_stopped(struct job *job, int rank, bhvd_context *ctx)
-{
-    if (rank != job->subject) {
-        expect_lost(ctx, job->subject);
-        atomic_fetch_add(&job->ready, 1);
-        return;
+    static const int limits_ms[] = {1000, 6000, 60000};
+    static const char *const hosts[] = {"ABC", "AAB"};
+    for (int i = 0; i < 3 * 2 * SEEDS; i++) {
+        limit_ms = limits_ms[i % 3];
+        begin_job(hosts[i / 3 % 2], (uint64_t)i, set_limit);
+        subject = (int)draw(RANKS);
+        body();
+        end_ranks();
     }
-    pthread_mutex_lock(&ctx->engine_lock);
-    while (atomic_load(&job->ready) < RANKS - 1)
-        sleep_ms(10);
-    pthread_mutex_unlock(&ctx->engine_lock);
-    struct bhvd_error error;            // it continues, and learns what the others reported
-    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_ERR_PEER_LOST);
-    CHECK(error.cause == BHVD_CAUSE_SILENT && error.rank == rank);
 }
 
-static void all_are_stopped(struct job *job, int rank, bhvd_context *ctx)
+// A stopped rank is not lost earlier than this. A rank's turns are at most an interval apart, so two may pass from one heartbeat
+// to the next; three more are LATE_INTERVALS of core/health/heartbeat.c.
+static int64_t least_ns(void) { return (limit_ms - 5 * ranks[0].ctx->heartbeat->interval_ms) * MS; }
+
+static int64_t limit_ns(void) { return limit_ms * MS; }
+
+static bool others_have_failed(void)
 {
-    (void)job;
-    pthread_mutex_lock(&ctx->engine_lock);
-    sleep_ms(LIMIT_MS + LIMIT_MS / 4 + 50 * rank);
-    pthread_mutex_unlock(&ctx->engine_lock);
-    struct bhvd_error error;
-    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+    for (int r = 0; r < RANKS; r++)
+        if (r != subject && !ranks[r].failed_ns)
+            return false;
+    return true;
 }
 
-static void one_is_late(struct job *job, int rank, bhvd_context *ctx)
+static void expect_lost(int r, const char *sentence)
 {
-    if (rank == job->subject)
-        sleep_ms(LIMIT_MS + LIMIT_MS / 4);
     struct bhvd_error error;
-    CHECK_STATUS(outcome_of_barrier(ctx, &error), BHVD_OK);
+    CHECK_STATUS(bhvd_context_status(ranks[r].ctx, &error), BHVD_ERR_PEER_LOST);
+    CHECK_STR_CONTAINS(error.message, sentence);
+    CHECK_EQ(error.cause, BHVD_CAUSE_SILENT);
+    CHECK_EQ(error.rank, subject);
 }
+
+static void one_is_stopped(void)
+{
+    bhvd_handle *barriers[RANKS] = {NULL};
+    char sentence[64];
+    snprintf(sentence, sizeof sentence, "rank %d was lost: nothing came from it for", subject);
+    pass((int64_t)draw(10000) * MS);
+    for (int r = 0; r < RANKS; r++)
+        barriers[r] = r != subject && one_in(2) ? post_barrier(ranks[r].ctx, "barrier") : NULL;
+    pass((int64_t)draw(3) * MS);
+    struct fault *stop = add_fault(STOP, subject, NEVER);
+    CHECK(run_until(others_have_failed, stop->begin_ns + limit_ns()));
+    for (int r = 0; r < RANKS; r++) {
+        if (r == subject)
+            continue;
+        CHECK(ranks[r].failed_ns - stop->begin_ns >= least_ns());
+        expect_lost(r, sentence);
+        if (barriers[r])
+            finish(barriers[r], BHVD_ERR_PEER_LOST);
+    }
+    stop->end_ns = now_ns;              // it continues, and learns what the others reported
+    pass(1000 * MS);
+    snprintf(sentence, sizeof sentence, "the other ranks go on without rank %d", subject);
+    expect_lost(subject, sentence);
+}
+
+static void all_post_after(int64_t ns)
+{
+    bhvd_handle *barriers[RANKS];
+    for (int r = 0; r < RANKS; r++) {
+        barriers[r] = post_barrier(ranks[r].ctx, "barrier");
+        pass(ns);
+    }
+    pass(1000 * MS);
+    for (int r = 0; r < RANKS; r++)
+        finish(barriers[r], BHVD_OK);
+}
+
+static void one_continues_in_time(void)
+{
+    pass((int64_t)draw(10000) * MS);
+    for (int times = 0; times < 2; times++) {
+        const struct fault *stop = add_fault(STOP, subject, now_ns + least_ns() - 100 * MS);
+        pass(stop->end_ns - now_ns + limit_ns());
+    }
+    all_post_after(0);
+}
+
+static void all_are_stopped(void)
+{
+    pass((int64_t)draw(10000) * MS);
+    for (int r = 0; r < RANKS; r++)
+        add_fault(STOP, r, now_ns + limit_ns() + limit_ns() / 4 + (int64_t)draw(100) * MS);
+    pass(3 * limit_ns());
+    all_post_after(0);
+}
+
+static void one_is_late(void) { all_post_after(2 * limit_ns()); }
+
+TEST(a_stopped_rank_is_lost_after_the_limit) { in_many_jobs(one_is_stopped); }
+TEST(a_rank_that_continues_in_time_is_not_lost) { in_many_jobs(one_continues_in_time); }
+TEST(nobody_is_lost_if_all_were_stopped) { in_many_jobs(all_are_stopped); }
+TEST(a_late_rank_is_not_lost) { in_many_jobs(one_is_late); }
 
 // ----------------------------------------------------------------------------------- connections between two other ranks
 
-// Newer kernels require CAP_NET_ADMIN.
-static bool drop_what_comes(int fd)
+static float values[RANKS][8];
+
+static void post_sums(bhvd_handle **sums, const char *name)
 {
-    struct sock_filter nothing = {.code = BPF_RET | BPF_K, .k = 0};
-    const struct sock_fprog program = {.len = 1, .filter = &nothing};
-    return setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+    for (int r = 0; r < RANKS; r++)
+        sums[r] = post_sum(ranks[r].ctx, name, values[r], 8);
 }
 
-static bool connections_can_break(void)
+// The connection between ranks 1 and 2 breaks; both keep theirs to rank 0. What they send to each other is not acknowledged.
+static void a_connection_breaks(void)
 {
-    // User-mode emulators (qemu-user) fill in only the first word, without acknowledgements.
-    struct tcp_info info;
-    socklen_t size = sizeof info;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0);
-    const bool can = size > sizeof(uint32_t) && drop_what_comes(fd);
-    close(fd);
-    return can;
-}
-
-// The connection between ranks 1 and 2 breaks; both keep theirs to rank 0.
-static void a_connection_breaks(struct job *job, int rank, bhvd_context *ctx)
-{
-    struct bhvd_error error;
-    finish(post(ctx, BHVD_ALLREDUCE, "opens the connections", 0, NULL, 0), BHVD_OK);
-    if (rank != 0) {
-        pthread_mutex_lock(&ctx->engine_lock);
-        CHECK(drop_what_comes(ctx->exec.connections.links[3 - rank].data_channels[0].channel.fd));
-        pthread_mutex_unlock(&ctx->engine_lock);
+    bhvd_handle *sums[RANKS];
+    post_sums(sums, "opens the connections");
+    pass(1000 * MS);
+    for (int r = 0; r < RANKS; r++)
+        finish(sums[r], BHVD_OK);
+    add_fault(CUT_PAIR, 1, NEVER)->other = 2;
+    pass(2 * limit_ns());               // nobody needs the connection
+    post_sums(sums, "over all connections");
+    const int64_t posted_ns = now_ns;
+    subject = RANKS;
+    CHECK(run_until(others_have_failed, posted_ns + limit_ns()));
+    for (int r = 0; r < RANKS; r++) {
+        struct bhvd_error error;
+        CHECK(ranks[r].failed_ns - posted_ns >= least_ns());
+        CHECK_STATUS(bhvd_wait(sums[r], 0, &error), BHVD_ERR_PEER_LOST);
+        CHECK_STR_CONTAINS(error.message, "was lost: its host acknowledged nothing for");
+        CHECK(error.cause == BHVD_CAUSE_SILENT && (error.rank == 1 || error.rank == 2));
+        bhvd_handle_drop(sums[r]);
     }
-    atomic_fetch_add(&job->ready, 1);
-    while (atomic_load(&job->ready) < RANKS)
-        sleep_ms(1);
-    bhvd_handle *handle = post(ctx, BHVD_ALLREDUCE, "over all connections", 0, NULL, 0);
-    CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_PEER_LOST);
-    CHECK_STR_CONTAINS(error.message, "was lost: its host acknowledged nothing for");
-    CHECK(error.cause == BHVD_CAUSE_SILENT && (error.rank == 1 || error.rank == 2));
-    bhvd_handle_drop(handle);
 }
 
-// ----------------------------------------------------------------- waiting for a rank that is busy with another operation
+TEST(a_broken_connection_is_detected_by_the_rank_that_sends_over_it) { in_many_jobs(a_connection_breaks); }
 
-static void rank_0_is_impatient(int rank, struct bhvd_context_options *options)
+// ------------------------------------------------------------------------------ limits while others send heartbeats only
+
+static void one_is_impatient(int rank, struct bhvd_context_options *options)
 {
-    options->heartbeat_timeout_ms = 60000;
-    options->timeout_ms = rank == 0 ? IMPATIENT_MS : 60000;
+    options->heartbeat_timeout_ms = LONG_MS;
+    options->timeout_ms = rank == subject ? limit_ms : LONG_MS;
+    options->fusion_threshold = 0;
 }
 
-static int add_set(bhvd_context *ctx, const char *name, int a, int b)
+static int add_set(int a, int b)
 {
-    const int32_t ranks[] = {a, b};
+    const int32_t members[] = {a < b ? a : b, a < b ? b : a};
     struct bhvd_error error;
-    bhvd_handle *handle = post(ctx, BHVD_PROCESS_SET_ADD, name, 0, ranks, 2);
-    CHECK_STATUS(bhvd_wait(handle, 60000, &error), BHVD_OK);
-    int id = (int)bhvd_handle_value(handle);
-    bhvd_handle_drop(handle);
+    int id;
+    for (int r = 0; r < RANKS; r++)
+        CHECK_STATUS(process_set_add(&ranks[r].ctx->sets, &ranks[r].ctx->exec, members, 2, false, &id, &error), BHVD_OK);
     return id;
 }
 
-static bool is_requested(bhvd_context *ctx, bhvd_handle *handle)
+static bhvd_handle *post_in(int set, const char *name, int r)
 {
-    pthread_mutex_lock(&ctx->engine_lock);
-    bool requested = handle->phase > OPERATION_POSTED;
-    pthread_mutex_unlock(&ctx->engine_lock);
-    return requested;
+    const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = name, .op = BHVD_OP_SUM, .process_set = set};
+    return post_floats(ranks[r].ctx, args, values[r], values[r], 1);
 }
 
-// Ranks 1 and 2 are in a long operation, in which rank 1 is delayed; at the same time rank 0 waits for rank 2.
-static void one_is_busy_elsewhere(struct job *job, int rank, bhvd_context *ctx)
+// The busy rank is in as many operations with a stopped one as may be in flight; meanwhile the impatient rank waits for it in a
+// later operation.
+static void wait_for_the_busy(int impatient, int busy, int stopped)
 {
-    (void)job;
-    int first = add_set(ctx, "first", 1, 2), second = add_set(ctx, "second", 0, 2);
-    struct bhvd_error error;
-    bhvd_handle *handles[2] = {NULL, NULL};
-    if (rank == 1) {
-        handles[0] = post(ctx, BHVD_ALLREDUCE, "long", first, NULL, 0);
-        while (!is_requested(ctx, handles[0]))
-            sleep_ms(1);
-        pthread_mutex_lock(&ctx->engine_lock);
+    enum { EARLIER = LINK_MATCH_QUEUES };
+    bhvd_handle *handles[RANKS][EARLIER + 1] = {{NULL}};
+    subject = impatient;
+    limit_ms = 2500;
+    begin_job("ABC", (uint64_t)(RANKS * impatient + busy), one_is_impatient);
+    const int earlier_set = add_set(busy, stopped), set = add_set(impatient, busy);
+    for (int i = 0; i < 2 * EARLIER; i++) {
+        const char name[] = {'A' + (char)(i % EARLIER), 0};
+        const int r = i < EARLIER ? stopped : busy;
+        handles[r][i % EARLIER] = post_in(earlier_set, name, r);
+        if (i != EARLIER - 1)
+            continue;
+        pass(100 * MS);                 // they are requested
+        add_fault(STOP, stopped, now_ns + 3 * limit_ns());
     }
-    pthread_barrier_wait(&together);
-    if (rank == 2)
-        handles[0] = post(ctx, BHVD_ALLREDUCE, "long", first, NULL, 0);
-    if (rank != 1)
-        handles[1] = post(ctx, BHVD_ALLREDUCE, "short", second, NULL, 0);
-    if (rank == 1) {
-        sleep_ms(3 * IMPATIENT_MS);
-        pthread_mutex_unlock(&ctx->engine_lock);
-    }
-    for (int i = 0; i < 2; i++) {
-        if (handles[i])
-            CHECK_STATUS(bhvd_wait(handles[i], 60000, &error), BHVD_OK);
-        bhvd_handle_drop(handles[i]);
-    }
+    handles[busy][EARLIER] = post_in(set, "later", busy);
+    handles[impatient][EARLIER] = post_in(set, "later", impatient);
+    pass(2 * limit_ns());
+    CHECK(!bhvd_poll(handles[busy][0]) && !bhvd_poll(handles[impatient][EARLIER]));
+    pass(2 * limit_ns());
+    for (int r = 0; r < RANKS; r++)
+        for (int i = 0; i <= EARLIER; i++)
+            if (handles[r][i])
+                finish(handles[r][i], BHVD_OK);
+    end_ranks();
 }
 
-// --------------------------------------------------------------------------------------------------------- heartbeats only
+TEST(a_rank_waits_for_one_that_is_busy_with_an_earlier_operation)
+{
+    wait_for_the_busy(0, 1, 2);
+    wait_for_the_busy(0, 2, 1);
+    wait_for_the_busy(1, 0, 2);
+    wait_for_the_busy(2, 0, 1);
+}
 
-// Rank 1 sends heartbeats twice as often as rank 0's own timer fires.
+// Rank 1 sends heartbeats twice as often as rank 0.
 static void rank_1_is_talkative(int rank, struct bhvd_context_options *options)
 {
-    rank_0_is_impatient(rank, options);
+    subject = 0;
+    one_is_impatient(rank, options);
     if (rank == 1)
         options->heartbeat_timeout_ms = 4000;
 }
 
-// Rank 2 is delayed in an operation: rank 0's limit expires, whatever rank 1 sends in the meantime.
-static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
+// Rank 2 is stopped in an operation: rank 0's limit expires, whatever rank 1 sends in the meantime.
+static void check_limit(void)
 {
-    struct bhvd_error error;
-    bhvd_handle *handle = NULL;
-    if (rank == job->subject) {
-        handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
-        while (!is_requested(ctx, handle))
-            sleep_ms(1);
-        pthread_mutex_lock(&ctx->engine_lock);
-        atomic_fetch_add(&job->ready, 1);
-        while (atomic_load(&job->ready) < RANKS)
-            sleep_ms(10);
-        pthread_mutex_unlock(&ctx->engine_lock);
-    } else {
-        while (!atomic_load(&job->ready))
-            sleep_ms(1);
-        handle = post(ctx, BHVD_ALLREDUCE, "held up", 0, NULL, 0);
+    bhvd_handle *sums[RANKS];
+    char sentence[80];
+    snprintf(sentence, sizeof sentence, "no progress for %.1f s inside an operation while waiting for", limit_ms / 1000.0);
+    begin_job("ABC", (uint64_t)limit_ms, rank_1_is_talkative);
+    sums[2] = post_sum(ranks[2].ctx, "sum", values[2], 8);
+    pass(100 * MS);                     // it is requested
+    add_fault(STOP, 2, now_ns + 3 * limit_ns());
+    for (int r = 0; r < 2; r++)
+        sums[r] = post_sum(ranks[r].ctx, "sum", values[r], 8);
+    const int64_t posted_ns = now_ns;
+    pass(4 * limit_ns());
+    CHECK(ranks[0].failed_ns >= posted_ns + limit_ns());
+    CHECK(ranks[0].failed_ns <= posted_ns + limit_ns() + limit_ns() / 4);
+    for (int r = 0; r < RANKS; r++) {
+        struct bhvd_error error;
+        CHECK_STATUS(bhvd_wait(sums[r], 0, &error), BHVD_ERR_TIMEOUT);
+        CHECK_STR_CONTAINS(error.message, sentence);
+        bhvd_handle_drop(sums[r]);
     }
-    CHECK_STATUS(handle ? bhvd_wait(handle, 60000, &error) : bhvd_context_status(ctx, &error), BHVD_ERR_TIMEOUT);
-    CHECK_STR_CONTAINS(error.message, "no progress for 2.5 s inside an operation while waiting for");
-    atomic_fetch_add(&job->ready, rank != job->subject);
-    bhvd_handle_drop(handle);
+    end_ranks();
 }
 
-static void *run_it(void *job)
+TEST(heartbeats_are_not_progress)
 {
-    run_this_job(job);
-    return NULL;
-}
-
-// All run at once, since they mostly wait.
-TEST(who_is_lost_and_who_is_not)
-{
-    struct job jobs[] = {
-        {.transport = "inproc", .body = one_is_stopped, .adjust = short_limit, .subject = 2},
-        {.transport = "shm", .body = one_is_stopped, .adjust = short_limit, .subject = 0},
-        {.transport = "tcp", .body = one_is_stopped, .adjust = short_limit, .subject = 0},
-        {.transport = "auto", .hosts = "AAB", .body = one_is_stopped, .adjust = short_limit, .subject = 1},
-        {.transport = "tcp", .body = all_are_stopped, .adjust = short_limit},
-        {.transport = "shm", .body = one_is_late, .adjust = short_limit, .subject = 0},
-        {.transport = "tcp", .body = one_is_late, .adjust = short_limit, .subject = 1},
-        {.transport = "tcp", .body = one_is_busy_elsewhere, .adjust = rank_0_is_impatient, .subject = 1},
-        {.transport = "tcp", .hosts = "ABC", .body = one_is_held_up, .adjust = rank_1_is_talkative, .subject = 2},
-        {.transport = "tcp", .body = a_connection_breaks, .adjust = short_limit},       // the last one, see below
-    };
-    enum { JOBS = sizeof jobs / sizeof jobs[0] };
-    const int count = JOBS - !connections_can_break();
-    if (count < JOBS)
-        printf(" (without a connection that breaks: this user, or this kernel, cannot break one)");
-    pthread_t threads[JOBS];
-    pthread_barrier_init(&together, NULL, RANKS);
-    for (int i = 0; i < count; i++)
-        pthread_create(&threads[i], NULL, run_it, &jobs[i]);
-    for (int i = 0; i < count; i++)
-        pthread_join(threads[i], NULL);
-    pthread_barrier_destroy(&together);
+    static const int limits_ms[] = {500, 1000, 2500, 30000};
+    for (int i = 0; i < 4; i++) {
+        limit_ms = limits_ms[i];
+        check_limit();
+    }
 }

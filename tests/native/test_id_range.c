@@ -3,6 +3,8 @@
 
 #include "core/message/id_range.h"
 #include "core/message/frame.h"
+#include "core/negotiation/coordinator.h"
+#include "virtual_network.h"
 
 enum { RUN_BYTES = 9 };
 
@@ -73,4 +75,20 @@ TEST(malformed_runs_are_refused)
         CHECK(r.failed && cut.failed);
         bytes_fini(&out);
     }
+}
+
+// Rank 1 requests unknown ids and never replies to the questions about them.
+TEST(unknown_ids_without_bound_break_the_protocol)
+{
+    struct bytes items = {0};
+    begin_job("AB", 0, NULL);
+    bhvd_context *ctx = ranks[0].ctx;
+    bytes_put_u8(&items, ITEM_CACHED);
+    bytes_put_u32(&items, 1000);
+    bytes_put_u32(&items, ID_RANGE_MAX);
+    CHECK_STATUS(coordinator_on_requests(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_OK);
+    CHECK_STATUS(coordinator_on_requests(ctx, (int[]){1}, 1, bytes_read(&items)), BHVD_ERR_SYSTEM);
+    CHECK_EQ(ctx->exec.failure.rank, 1);
+    bytes_fini(&items);
+    end_ranks();
 }

@@ -4,7 +4,6 @@ BHVD_NATIVE_CONFIGURATIONS selects other configurations, as `make asan`, `make t
 """
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,14 @@ import native_programs
 HERE = Path(__file__).parent
 STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_nccl.c")]
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
-# These mostly wait for time limits: they run beside the others, and come last.
-WAITING = ["test_heartbeat", "test_reason"]
 # `make test` runs these without AddressSanitizer, which makes them ten to thirty times slower, and all others with it.
 # Python's tests of primitives, codecs and two levels cover the same code.
 SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
         "test_primitives"]
 # A minute under TSan, which finds nothing with one thread; `make tsan` still runs them.
-ONE_THREAD = ["test_codecs", "test_faults", "test_interleavings", "test_interleavings_tree", "test_kernels",
-              "test_schedules"]
-TESTS = sorted(HERE.glob("test_*.c"), key=lambda path: (path.stem in WAITING, path.stem))
+ONE_THREAD = ["test_codecs", "test_faults", "test_heartbeat", "test_interleavings", "test_interleavings_tree",
+              "test_kernels", "test_pairwise", "test_schedules", "test_stall", "test_waits"]
+TESTS = sorted(HERE.glob("test_*.c"))
 
 
 def configurations(test):
@@ -46,21 +43,11 @@ def run(test, configuration):
     return native_programs.run([*prefix, program], **environment)
 
 
-@pytest.fixture(scope="module")
-def begun(request):
-    """{(test, configuration): a future of run()'s result} for the waiting tests, which run one after the other."""
-    chosen = [item.callspec.params for item in request.session.items if "begun" in getattr(item, "fixturenames", ())]
-    with ThreadPoolExecutor(1) as pool:
-        yield {(test, configuration): pool.submit(run, test, configuration)
-               for test, configuration in ((each["test"], each["configuration"]) for each in chosen)
-               if test.stem in WAITING}
-
-
 @pytest.mark.timeout(900)       # the first test of a configuration compiles the core
 @pytest.mark.parametrize("test, configuration", [one for test in TESTS for one in configurations(test)])
-def test_native(test, configuration, begun):
+def test_native(test, configuration):
     try:
-        done = begun[test, configuration].result() if test.stem in WAITING else run(test, configuration)
+        done = run(test, configuration)
         if isinstance(done, str):
             pytest.skip(done)
     except subprocess.TimeoutExpired as expired:

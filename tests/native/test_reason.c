@@ -5,6 +5,7 @@
 #include "core/message/reason.h"
 #include "core/negotiation/coordinator_state.h"
 #include "job.h"
+#include "virtual_network.h"
 
 static _Atomic bool lacks_memory;
 #define calloc(count, size) (lacks_memory ? NULL : calloc(count, size))
@@ -50,6 +51,8 @@ static bhvd_status outcome_of_barrier(bhvd_context *ctx, struct bhvd_error *erro
     const struct bhvd_args args = {.kind = BHVD_BARRIER, .name = "barrier", .device = -1, .prescale_factor = 1, .postscale_factor = 1};
     bhvd_handle *handle;
     bhvd_status status = bhvd_post(ctx, &args, &handle, error);
+    if (now_ns >= 0)
+        pass(1000 * MS);                // nobody else runs during the wait
     if (!status)
         status = bhvd_wait(handle, 300000, error);       // emulated ranks are slow
     bhvd_handle_drop(handle);
@@ -96,19 +99,6 @@ static void one_leaves(struct job *job, int rank, bhvd_context *ctx)
         expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, RANKS - 1);
 }
 
-// Rank 1 leaves because rank 2 has; rank 0 posts only then.
-static void one_after_the_other_leaves(struct job *job, int rank, bhvd_context *ctx)
-{
-    begin(job, ctx);
-    for (int left = 0; rank == 0 && left < 2; usleep(1000)) {
-        pthread_mutex_lock(&ctx->engine_lock);
-        left = ctx->coordinator->departed_count;
-        pthread_mutex_unlock(&ctx->engine_lock);
-    }
-    if (rank != 2)
-        expect(ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, 2);
-}
-
 // Its connections break without a goodbye, as when its process ends.
 static void one_ends(struct job *job, int rank, bhvd_context *ctx)
 {
@@ -135,94 +125,79 @@ static void one_fails(struct job *job, int rank, bhvd_context *ctx)
     expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
 }
 
-// The coordinator has no memory for the others' request, which is its own failure, not that of the rank that sent it.
-static void coordinator_lacks_memory(struct job *job, int rank, bhvd_context *ctx)
-{
-    struct bhvd_error error;
-    begin(job, ctx);
-    if (rank) {
-        while (atomic_load(&job->ready) <= RANKS)
-            usleep(1000);
-        expect_of_subject(job, ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, RANKS);
-        return;
-    }
-    lacks_memory = true;
-    atomic_fetch_add(&job->ready, 1);
-    while (bhvd_context_status(ctx, &error) == BHVD_OK)
-        usleep(1000);
-    lacks_memory = false;
-    expect(ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
-}
-
-static void impatient(int rank, struct bhvd_context_options *options)
-{
-    (void)rank;
-    options->stall_warning_ms = 3000;       // on a busy machine others may be late, too, by a second
-    options->stall_shutdown_ms = 3000;
-}
-
-static void one_stalls(struct job *job, int rank, bhvd_context *ctx)
-{
-    struct bhvd_error error;
-    begin(job, ctx);
-    while (rank == job->subject && bhvd_context_status(ctx, &error) == BHVD_OK)
-        usleep(10000);
-    expect_of_subject(job, ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_TIMEOUT, RANKS);
-}
-
-// Rank 1 stops after it and rank 0 have requested a sum, so rank 2 leaves in the middle of it: rank 0 waits for its values.
-static void one_leaves_in_the_middle(struct job *job, int rank, bhvd_context *ctx)
-{
-    enum { COUNT = 9000 };
-    static float values[RANKS][COUNT];
-    struct bhvd_error error;
-    finish(post_sum(ctx, "sum", values[rank], COUNT), BHVD_OK);
-    wait_until_ready(job, RANKS);
-    while (rank == 2 && atomic_load(&job->ready) < RANKS + 2)
-        usleep(1000);
-    bhvd_handle *sum = post_sum(ctx, "sum", values[rank], COUNT);
-    const int phase = rank == 2 ? OPERATION_EXECUTING : OPERATION_REQUESTED;
-    for (bool is_there = false; !is_there;) {
-        pthread_mutex_lock(&ctx->engine_lock);
-        is_there = sum->phase >= phase;
-        if (is_there && rank != 2)
-            wait_until_ready(job, rank == 1 ? RANKS + 3 : 0);
-        pthread_mutex_unlock(&ctx->engine_lock);
-    }
-    if (rank == 0) {
-        CHECK_STATUS(bhvd_wait(sum, -1, &error), BHVD_ERR_PEER_LOST);
-        if (error.cause != BHVD_CAUSE_LEFT || error.rank != 2)
-            check_fail(__FILE__, __LINE__, "cause %d of rank %d: %s", error.cause, error.rank, error.message);
-        atomic_fetch_add(&job->ready, 1);
-    }
-    ctx->options.timeout_ms = 1;        // it leaves with unfinished operations
-    bhvd_handle_drop(sum);
-}
-
-TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
-{
-    struct job job = {.transport = "tcp", .path = "ring", .body = one_leaves_in_the_middle};
-    run_this_job(&job);
-}
-
-TEST(the_first_rank_that_left_is_named) { run_job("tcp", "", NULL, one_after_the_other_leaves); }
-
-TEST(a_lack_of_memory_is_not_a_peers_fault) { run_job("tcp", "", NULL, coordinator_lacks_memory); }
-
 TEST(every_rank_hears_whose_failure_it_is)
 {
-    static void (*const bodies[])(struct job *, int, bhvd_context *) = {one_leaves, one_ends, one_fails, one_stalls};
+    static void (*const bodies[])(struct job *, int, bhvd_context *) = {one_leaves, one_ends, one_fails};
     static const char *const transports[] = {"inproc", "shm", "tcp"};
     for (size_t t = 0; t < 3; t++) {
-        for (size_t b = 0; b < 4; b++) {
+        for (size_t b = 0; b < 3; b++) {
             for (int subject = 0; subject < RANKS; subject += 2) {
                 // In one process no connection breaks, and an unexpected message is read only when a rank waits for it.
                 if (bodies[b] == one_ends && t == 0)
                     continue;
-                struct job job = {.transport = transports[t], .body = bodies[b], .subject = subject,
-                                  .adjust = bodies[b] == one_stalls ? impatient : NULL};
+                struct job job = {.transport = transports[t], .body = bodies[b], .subject = subject};
                 run_this_job(&job);
             }
         }
     }
+}
+
+// ---------------------------------------------------------------------------------------------------------- in virtual time
+
+// Rank 1 leaves because rank 2 has; rank 0 posts only then.
+TEST(the_first_rank_that_left_is_named)
+{
+    begin_job("ABC", 0, NULL);
+    leave(2);
+    expect(ranks[1].ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, 2);
+    leave(1);
+    pass(1000 * MS);
+    CHECK_EQ(ranks[0].ctx->coordinator->departed_count, 2);
+    expect(ranks[0].ctx, BHVD_ERR_SHUTDOWN, BHVD_CAUSE_LEFT, 2);
+    end_ranks();
+}
+
+// The coordinator has no memory for rank 1's request, which is its own failure, not that of rank 1.
+TEST(a_lack_of_memory_is_not_a_peers_fault)
+{
+    begin_job("ABC", 0, NULL);
+    lacks_memory = true;
+    expect(ranks[1].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, 0);
+    lacks_memory = false;
+    expect(ranks[2].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_FAILED, 0);
+    expect(ranks[0].ctx, BHVD_ERR_SYSTEM, BHVD_CAUSE_NONE, -1);
+    end_ranks();
+}
+
+static void set_path(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->allreduce_path = "ring";
+}
+
+// Rank 1 stops after it and rank 0 have requested a sum, so rank 2 leaves in the middle of it: rank 0 waits for its values.
+TEST(a_rank_that_leaves_in_the_middle_of_an_operation_has_left)
+{
+    enum { COUNT = 9000 };
+    static float values[RANKS][COUNT];
+    bhvd_handle *sums[RANKS];
+    struct bhvd_error error;
+    begin_job("ABC", 0, set_path);
+    for (int r = 0; r < RANKS; r++) {
+        if (r == 2) {
+            pass(100 * MS);             // requested by the others
+            add_fault(STOP, 1, NEVER);
+        }
+        sums[r] = post_sum(ranks[r].ctx, "sum", values[r], COUNT);
+    }
+    pass(500 * MS);
+    CHECK(sums[0]->phase == OPERATION_EXECUTING && sums[2]->phase == OPERATION_EXECUTING);
+    ranks[2].ctx->options.timeout_ms = 1000;        // it leaves with unfinished operations
+    leave(2);
+    pass(2000 * MS);
+    CHECK_STATUS(bhvd_wait(sums[0], 0, &error), BHVD_ERR_PEER_LOST);
+    CHECK(error.cause == BHVD_CAUSE_LEFT && error.rank == 2);
+    for (int r = 0; r < RANKS; r++)
+        bhvd_handle_drop(sums[r]);
+    end_ranks();
 }

@@ -1,4 +1,5 @@
 // Effects of the core's threads on the process: they leave its signals alone, and a forked child frees none of their memory.
+// And that sleeping threads keep the limits that test_heartbeat.c checks in virtual time.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -239,3 +240,75 @@ static void wait_for_two(struct job *job, int rank, bhvd_context *ctx)
 }
 
 TEST(a_thread_that_waits_goes_on_when_another_leaves_the_engine) { run_job("tcp", "", NULL, wait_for_two); }
+
+// ------------------------------------------------------------------------------------------------ limits while threads sleep
+
+enum { HEARTBEAT_MS = 400, TIMEOUT_MS = 500, PATIENCE_MS = 60000 };
+
+static void set_heartbeats(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->heartbeat_timeout_ms = HEARTBEAT_MS;
+}
+
+// Nobody waits for an operation, so only the progress threads can notice it. On a busy machine another rank may seem lost, too.
+static void one_engine_is_stopped(struct job *job, int rank, bhvd_context *ctx)
+{
+    struct bhvd_error error;
+    if (rank == job->subject) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        await_count(job, RANKS - 1);
+        pthread_mutex_unlock(&ctx->engine_lock);
+        return;
+    }
+    for (int ms = 0; bhvd_context_status(ctx, &error) == BHVD_OK; ms++) {
+        CHECK(ms < PATIENCE_MS);
+        usleep(1000);
+    }
+    CHECK(error.status == BHVD_ERR_PEER_LOST && error.cause == BHVD_CAUSE_SILENT);
+    atomic_fetch_add(&job->ready, 1);
+}
+
+TEST(idle_ranks_detect_one_that_is_stopped)
+{
+    static const char *const transports[] = {"shm", "tcp"};
+    for (int i = 0; i < 2; i++) {
+        struct job job = {.transport = transports[i], .body = one_engine_is_stopped, .adjust = set_heartbeats, .subject = 2 * i};
+        run_this_job(&job);
+    }
+}
+
+static void rank_1_is_talkative(int rank, struct bhvd_context_options *options)
+{
+    options->heartbeat_timeout_ms = rank == 1 ? 2000 : PATIENCE_MS;
+    options->timeout_ms = rank == 0 ? TIMEOUT_MS : PATIENCE_MS;
+}
+
+// Rank 2's engine stops when it has requested the sum. Heartbeats of rank 1 end each sleep of rank 0, which notices all the same
+// that its limit is over.
+static void one_is_held_up(struct job *job, int rank, bhvd_context *ctx)
+{
+    float value = 1;
+    struct bhvd_error error;
+    await_count(job, rank != 2);
+    bhvd_handle *sum = post_sum(ctx, "sum", &value, 1);
+    for (bool is_requested = rank != 2; !is_requested;) {
+        pthread_mutex_lock(&ctx->engine_lock);
+        is_requested = sum->phase >= OPERATION_REQUESTED;
+        if (is_requested) {
+            atomic_fetch_add(&job->ready, 1);
+            await_count(job, RANKS);
+        }
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
+    CHECK_STATUS(bhvd_wait(sum, PATIENCE_MS, &error), BHVD_ERR_TIMEOUT);
+    CHECK_STR_CONTAINS(error.message, "no progress for 0.5 s inside an operation while waiting for");
+    atomic_fetch_add(&job->ready, 1);
+    bhvd_handle_drop(sum);
+}
+
+TEST(heartbeats_do_not_extend_a_sleep_beyond_the_limit)
+{
+    struct job job = {.transport = "tcp", .hosts = "ABC", .body = one_is_held_up, .adjust = rank_1_is_talkative};
+    run_this_job(&job);
+}

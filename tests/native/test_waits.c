@@ -1,49 +1,65 @@
-// A wait while other work makes continuous progress, such as requests of other ranks to the coordinator.
+// Limits while other work makes continuous progress, such as requests of other ranks to the coordinator. In virtual time: each
+// poll takes a microsecond.
 #include "core/engine/engine.h"
+#include "virtual_network.h"
 
-static _Thread_local bool moves_without_end;
+static bool moves_without_end;
 
-static bool poll_and_move(bhvd_context *ctx, bool poll_sockets) { return engine_poll(ctx, poll_sockets) || moves_without_end; }
+static bool poll_and_move(bhvd_context *ctx, bool poll_sockets)
+{
+    now_ns += moves_without_end ? 1000 : 0;
+    return engine_poll(ctx, poll_sockets) || moves_without_end;
+}
 
 #define engine_poll poll_and_move
 #include "core/api/progress.c"
 #undef engine_poll
 
 #include "core/negotiation/coordinator.h"
-#include "job.h"
+#include "post.h"
 
-enum { WAIT_MS = 20, WAITS = 5, LATE_MS = 5000 };
+enum { RANKS = 3, WAITS = 4, WARNING_MS = 10000 };
 
-static void waits_for_late_ranks(struct job *job, int rank, bhvd_context *ctx)
+static const int64_t POLL_NS = 1000;
+
+static void set_warning(int rank, struct bhvd_context_options *options)
 {
+    (void)rank;
+    options->stall_warning_ms = WARNING_MS;
+}
+
+TEST(a_wait_ends_when_its_time_is_over)
+{
+    bhvd_handle *barriers[RANKS];
     struct bhvd_error error;
-    for (int i = 0; rank && i < LATE_MS && !atomic_load(&job->ready); i++)
-        usleep(1000);
-    bhvd_handle *handle = post_barrier(ctx, "barrier");
+    begin_job("ABC", 0, set_warning);
+    pause_init(&ranks[0].ctx->exec);
+    barriers[0] = post_barrier(ranks[0].ctx, "barrier");
     moves_without_end = true;
-    for (int i = 0; rank == 0 && i < WAITS; i++)
-        CHECK_STATUS(bhvd_wait(handle, WAIT_MS, &error), BHVD_IN_PROGRESS);
-    moves_without_end = false;
-    atomic_store(&job->ready, 1);
-    finish(handle, BHVD_OK);
-}
-
-static void looks_at_stalls(struct job *job, int rank, bhvd_context *ctx)
-{
-    while (rank && !atomic_load(&job->ready))
-        usleep(1000);
-    bhvd_handle *handle = post_barrier(ctx, "barrier");
-    if (rank == 0) {
-        pthread_mutex_lock(&ctx->engine_lock);
-        ctx->coordinator->next_stall_check_ns = 0;
-        for (int i = 0; i < 1000; i++)
-            engine_poll(ctx, false);
-        CHECK(ctx->coordinator->next_stall_check_ns);
-        pthread_mutex_unlock(&ctx->engine_lock);
-        atomic_store(&job->ready, 1);
+    for (int i = 0, wait_ms = 1; i < WAITS; i++, wait_ms *= 10) {
+        const int64_t begun_ns = now_ns;
+        CHECK_STATUS(bhvd_wait(barriers[0], wait_ms, &error), BHVD_IN_PROGRESS);
+        CHECK(now_ns - begun_ns >= wait_ms * MS && now_ns - begun_ns <= wait_ms * MS + POLLS_PER_CHECK * POLL_NS);
     }
-    finish(handle, BHVD_OK);
+    moves_without_end = false;
+    for (int r = 1; r < RANKS; r++)
+        barriers[r] = post_barrier(ranks[r].ctx, "barrier");
+    pass(1000 * MS);
+    for (int r = 0; r < RANKS; r++)
+        finish(barriers[r], BHVD_OK);
+    end_ranks();
 }
 
-TEST(a_wait_ends_when_its_time_is_over) { run_job("inproc", "", NULL, waits_for_late_ranks); }
-TEST(stalls_are_looked_for) { run_job("inproc", "", NULL, looks_at_stalls); }
+TEST(stalls_are_looked_for)
+{
+    struct bhvd_stalled stalled[RANKS];
+    begin_job("ABC", 0, set_warning);
+    bhvd_handle *barrier = post_barrier(ranks[0].ctx, "barrier");
+    engine_poll(ranks[0].ctx, false);
+    now_ns += WARNING_MS * MS;
+    for (int i = 0; i < 2 * POLLS_PER_CHECK; i++)
+        engine_poll(ranks[0].ctx, false);
+    CHECK_EQ(bhvd_context_stalled(ranks[0].ctx, stalled, RANKS), RANKS - 1);
+    bhvd_handle_drop(barrier);
+    end_ranks();
+}

@@ -10,10 +10,22 @@
 
 enum {
     INTERVAL_MAX_MS = 1000,
-    INTERVALS = 8,                      // at least this many heartbeats within the limit
+    INTERVALS = 8,                      // at least this many heartbeats within each limit
     LATE_INTERVALS = 3                  // a heartbeat waits in a ring for its reader, is counted at the reader's next poll,
                                         // and the silence is noticed at a later one: the limit counts from the fault itself
 };
+
+// A rank checks its limits as often as it sends heartbeats. Short limits need short intervals: from half a limit on, the time
+// between two checks counts as a stop of this rank (stopped_ns), after which its limits begin anew.
+static int interval_of(const struct bhvd_context_options *options)
+{
+    const int limits_ms[] = {options->heartbeat_timeout_ms, options->timeout_ms};
+    int interval_ms = INTERVAL_MAX_MS;
+    for (int i = 0; i < 2; i++)
+        if (limits_ms[i] > 0 && limits_ms[i] / INTERVALS < interval_ms)
+            interval_ms = limits_ms[i] / INTERVALS + 1;
+    return interval_ms;
+}
 
 bhvd_status heartbeat_init(bhvd_context *ctx)
 {
@@ -21,8 +33,7 @@ bhvd_status heartbeat_init(bhvd_context *ctx)
     if (!h)
         return BHVD_ERR_SYSTEM;
     int timeout_ms = ctx->options.heartbeat_timeout_ms;
-    h->interval_ms = timeout_ms > 0 && timeout_ms / INTERVALS < INTERVAL_MAX_MS ? timeout_ms / INTERVALS + 1
-                                                                                 : INTERVAL_MAX_MS;
+    h->interval_ms = interval_of(&ctx->options);
     int silence_ms = timeout_ms - LATE_INTERVALS * h->interval_ms;
     h->silence_ns = timeout_ms > 0 ? clock_ms_ns(silence_ms > 1 ? silence_ms : 1) : 0;
     int64_t limit_ns = clock_ms_ns(ctx->options.timeout_ms);
