@@ -2,7 +2,7 @@
 // docs/glossary.md. The engine calls them in the same order on all ranks.
 //
 //     ..._shared        all members on one host: blocks in shared memory (executor/shared.h)
-//     ..._two_level     two-level: members on several hosts, some with several members (executor/hierarchy.h)
+//     ..._two_level     in shared memory within hosts, over links between them (executor/hierarchy.h)
 //     schedule_...      over links: any transport; as schedules (schedules.h, ..._links.c), several of which can run at once
 //
 // Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.

@@ -53,7 +53,7 @@ static void begin_piece(struct writer *w, size_t number)
     w->exchanged[at] = reduced;
     if (!mine.nbytes)
         return;
-    if (number < w->cut->in_flight) {       // none needs more than the first ones
+    if (number < w->cut->in_flight) {       // the longest; test_schedules.c checks that shorter ones need no more
         const size_t after_shards = place_of(w->h, w->cut, w->cut->in_flight - 1) + shards_longest(w->h, w->cut);
         const size_t end = schedule_scratch_end(w->schedule);
         w->scratch[at] = size_round_up(end > after_shards ? end : after_shards, CACHE_LINE);

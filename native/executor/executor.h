@@ -68,7 +68,7 @@ struct executor {
     int sleep_ms;                       // longest sleep
     int64_t returned_ns;                // when this process continued after it had been stopped; 0: never
     uint32_t waits_for_nothing;         // calls of executor_wait that did not wait
-    uint64_t messages_moved;            // payload bytes, both directions
+    uint64_t moved;                     // grows with each byte of payload, and with each step within the host
     bool waits_for_gpu;                 // for a GPU, which no descriptor reports
     _Atomic int waiting;                // threads that block for an operation
     _Atomic uint64_t payload_sent, payload_received;    // in shared memory; links count their own
@@ -96,7 +96,7 @@ void executor_after_fork(struct executor *exec);
 //     5. operation_complete wakes sleeping callers and completion lists; bhvd_wait returns the operation's error
 //
 // So every execution completes once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
-// without `on_complete` belong to the task or function that started them. A new loop over links or tasks must check exec->failure
+// without `on_complete` belong to task_execute. A new loop over links or tasks must check exec->failure
 // before each element; a new owner of transfers may free them only after they have ended or the executor has failed.
 
 // Fails the executor because of another rank: nothing can be executed any more. The first failure is kept, since later ones are

@@ -64,7 +64,7 @@ static bool advance(struct executor *exec, struct link *link, bool by_socket)
     uint64_t payload_before = link->payload_sent + link->payload_received;
     bhvd_status status = link_advance(link, exec->callbacks->on_frame, exec->ctx, &moved);
     uint64_t payload = link->payload_sent + link->payload_received - payload_before;
-    exec->messages_moved += payload;
+    exec->moved += payload;
     if (status) {
         fail_link(exec, link, status);
     } else if (link->state == LINK_DEPARTED && !moved &&

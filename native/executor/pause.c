@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "executor/tasks.h"
 
 enum {
     SPIN_ROUNDS = 100,                  // a few us: enough for a message from a rank that is running
@@ -59,7 +60,7 @@ static bool engine_sleep(struct executor *exec, int64_t deadline_ns, executor_re
 {
     pause_set_doorbell(exec, DOORBELL_ASLEEP);
     bool progress = exec->callbacks->poll(exec->ctx, true);
-    const bool may_sleep = (!progress || pause_blocks(exec)) && !exec->connections.poller.active_links.head;
+    const bool may_sleep = (!progress || pause_blocks(exec)) && !exec->connections.poller.active_links.head && !tasks_can_advance(exec);
     if (may_sleep && !exec->failure.status && !(ready && ready(exec, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > exec->sleep_ms)

@@ -21,7 +21,7 @@ static void place(struct schedule *schedule, struct location *location, size_t n
         const struct location base = schedule->part->base[location->buffer];
         *location = in_buffer(base.buffer, base.offset + location->offset);
     }
-    if (schedule->buffer_nbytes[location->buffer] < location->offset + nbytes)
+    if (nbytes && schedule->buffer_nbytes[location->buffer] < location->offset + nbytes)
         schedule->buffer_nbytes[location->buffer] = location->offset + nbytes;
 }
 

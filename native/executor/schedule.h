@@ -1,7 +1,7 @@
-// A schedule: one rank's part in a collective over links, as a list of typed steps, each with the steps that it waits for.
+// A schedule: one rank's part in a collective between hosts, as a list of typed steps, each with the steps that it waits for.
 //
 //     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
-//                the number of bytes: so every rank's schedule can be written anywhere
+//                the number of bytes, or how the ranks are spread over hosts: so every rank's schedule can be written anywhere
 //     read       by the executor (plan.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
 //                simulator (simulator.h)
 //
@@ -71,10 +71,10 @@ enum step_kind {
     STEP_STORE,         // final: this part of the vector to the tensors
     STEP_COPY,          // to = from
     STEP_NOOP,          // does nothing: joins two dependencies into one
-    // A collective of this host's members, in memory that they share (executor/shared.h), begun by the schedule's creator. Each
-    // member executes these steps one after the other, in the order in which they were written.
-    STEP_REDUCE_WITHIN,         // to = this member's part of the reduction of all members' values
-    STEP_DISTRIBUTE_WITHIN,     // all members' parts, this one's at `from`, to all members
+    // A collective of this host's members, in memory that they share (executor/shared.h), as the schedule's creator begins it.
+    // Each member executes these steps one after the other, in the order in which they were written.
+    STEP_REDUCE_WITHIN,         // a reduce-scatter or allreduce; the result to `to`
+    STEP_DISTRIBUTE_WITHIN,     // an allgather or broadcast of what is at `from`
     // On codes, executed by the schedule's creator (primitive/coded_schedules.h); a code represents a range of values of the
     // vector.
     STEP_ENCODE,        // to = the code of the values
@@ -91,7 +91,7 @@ struct step {
     int after[STEP_WAITS];          // STEP_NONE: nothing
     struct location to, from, other;
     size_t nbytes;                  // at each of these locations
-    struct byte_range values;       // range of the vector; for codes, and within the host
+    struct byte_range values;       // of codes: range of the vector; within the host: what its members work on
     int number;                     // of the part; within the host, of the piece
     bool is_awaited;                // does another step wait for it?
 };

@@ -243,7 +243,7 @@ bool task_advance_within(struct executor *exec, struct task *task)
             pipeline_can_advance(exec, task->pipeline);    // has the awaited member left?
             break;
         }
-        exec->messages_moved++;
+        exec->moved++;
     }
     exec->sent = sent_before;
     check_complete(exec, task);
@@ -252,6 +252,8 @@ bool task_advance_within(struct executor *exec, struct task *task)
 
 bool task_can_advance(struct executor *exec, struct task *task)
 {
+    if (task->ready_begin < task->ready_end || task->moved.head)
+        return true;
     if (task->pipeline)
         return pipeline_is_complete(task->pipeline) || pipeline_can_advance(exec, task->pipeline);
     return may_begin_within(task);

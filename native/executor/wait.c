@@ -23,7 +23,7 @@ static uint32_t host_activity(const struct executor *exec)
 // Did the limit expire? Heartbeats and frames of other operations do not count as progress.
 static bool progress_timer_expired(struct executor *exec, struct progress_timer *timer, int64_t limit_ns)
 {
-    uint64_t moved = exec->messages_moved + host_activity(exec);
+    uint64_t moved = exec->moved + host_activity(exec);
     int64_t now_ns = clock_now_ns();
     bool begins = !timer->since_ns || moved != timer->moved || exec->returned_ns > timer->since_ns;
     if (begins || (now_ns >= timer->since_ns + limit_ns && exec->callbacks->others_are_earlier(exec->ctx)))
@@ -39,7 +39,7 @@ static bool checks_clock(struct executor *exec, int rounds, uint32_t polls)
            (rounds >= exec->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 
-// Writes the ranks whose messages are missing, or the awaited one. Returns it; -1: several, or unknown.
+// Formats the ranks whose messages are missing, or the awaited one, for the error. Returns that rank; -1: several, or unknown.
 static int name_awaited(const struct executor *exec, int waiting_for, char *out, size_t size)
 {
     size_t used = 0;

@@ -20,7 +20,7 @@
 // there is a server error; otherwise the sum is transformed back once. With different seeds such a codec is handled like any other.
 //
 // Hierarchical: the ranks are hosts, and x is the host's mean, weighted by its number of ranks if hosts differ in it. Every shard
-// of the vector (executor/hierarchy.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the
+// of the vector (collective/shards.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the
 // elements.
 // Cost: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
 #include "executor/hierarchy.h"

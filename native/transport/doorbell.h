@@ -1,7 +1,7 @@
 // A doorbell wakes a rank's engine, which sleeps only in poll() on its doorbell and its sockets.
 //
 // The state word is visible to every rank of the host (shared memory; the world's memory for inproc). After publishing
-// something for another rank (bytes in a ring, a barrier flag), a rank rings that rank's doorbell: one load while
+// something for another rank (bytes in a ring, a count of blocks), a rank rings that rank's doorbell: one load while
 // the rank is awake, one eventfd write when it sleeps. No wake-up is lost, because publishing and the state word are
 // sequentially consistent on both sides: the sleeper stores the state and then checks again, the ringer publishes and
 // then loads the state.

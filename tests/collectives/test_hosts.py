@@ -1,6 +1,7 @@
 """Collectives over several hosts, simulated by host ids: real shared memory within each, real sockets between them."""
 import itertools
 import os
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -285,6 +286,24 @@ def test_a_forced_path_is_taken(hosts, path, expected):
         check_allreduce(world, "float32", count, native.OP_SUM)
         sent = [after - b for after, b in zip(bytes_sent(world), before, strict=True)]
     assert [x / (2 * 4 * count) for x in sent] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("hosts", ["AB", "AAB"])
+def test_an_execution_goes_on_while_nobody_waits_for_it(hosts):
+    """Tensors of two dtypes run to completion, in the progress thread, which must not sleep while steps are ready."""
+    with on_hosts(hosts) as world:
+        def call(rank, context):
+            arrays = [np.ones(1 << 21, np.float32), np.ones(1 << 20, np.float64)]
+            tensors = [view(array, array.dtype.name, "in place") for array in arrays]
+            operation = context.post(native.ALLREDUCE, "goes on", tensors, op=native.OP_SUM)
+            until = time.monotonic() + 10       # takes 50 ms, or 20 s with sleeps
+            while not operation.done() and time.monotonic() < until:
+                time.sleep(0.001)
+            done = operation.done()
+            operation.wait()
+            return done and all((array == world.n).all() for array in arrays)
+
+        assert all(world.run(call))
 
 
 @pytest.mark.parametrize("streams", [2, 3, 8])

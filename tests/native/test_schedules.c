@@ -1118,6 +1118,31 @@ TEST(two_levels)
                                             .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
 }
 
+static size_t scratch_of(enum allreduce_path path, int n, size_t nbytes)
+{
+    size_t most = 0;
+    for (int rank = 0; rank < n; rank++) {
+        struct schedule schedule;
+        schedule_init(&schedule, n, rank);
+        allreduce_schedule(&schedule, path, NULL, nbytes, 4);
+        most = schedule_scratch_end(&schedule) > most ? schedule_scratch_end(&schedule) : most;
+        schedule_fini(&schedule);
+    }
+    return most;
+}
+
+// schedule_shards reserves what the first pieces need.
+TEST(shorter_shards_need_no_more_scratch)
+{
+    enum { LONGEST = 2 << 20 };         // of allreduce_two_level.c
+    for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
+        for (int n = 2; n <= 12; n++)
+            for (size_t longest = LONGEST, most = scratch_of(path, n, LONGEST); longest; longest -= LONGEST / 32) {
+                CHECK(scratch_of(path, n, longest) <= most);
+                CHECK(scratch_of(path, n, longest - 4) <= most);
+            }
+}
+
 TEST(parts)
 {
     for (enum kind kind = ALLGATHER; kind < BROADCAST; kind++) {
