@@ -22,6 +22,7 @@ struct reducescatter_pipeline {
     unsigned char *dst;
     const size_t *part;
     size_t piece;               // bytes of every member's part in a block
+    size_t own;                 // offset of the own part in src
 };
 
 void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int slot, const struct reduction *reduction,

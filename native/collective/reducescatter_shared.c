@@ -3,6 +3,9 @@
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
+// The own values are read in place, unless they have to be scaled first.
+static bool own_is_copied(const struct reducescatter_pipeline *r) { return r->reduction->prescale != 1.0; }
+
 static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
@@ -12,7 +15,8 @@ static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t blo
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        shared_copy_in(exec, r->reduction, &cursor, buffer + (size_t)i * r->piece, n);
+        if (i != group->rank || own_is_copied(r))
+            shared_copy_in(exec, r->reduction, &cursor, buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
             executor_count_shared(exec, n, 0);
     }
@@ -22,8 +26,13 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
-    shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece, NULL, r->dst + offset, mine);
+    const size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
+    struct span_cursor cursor = span_cursor_at(r->src, r->own + offset);
+    const unsigned char *own;
+    unsigned char *unused;
+    for (size_t at = 0, n; (n = span_cursor_next(&cursor, mine - at, &own, &unused)); at += n)
+        shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece + at, own_is_copied(r) ? NULL : own,
+                      r->dst + offset + at, n);
     executor_count_shared(exec, 0, mine * (size_t)(group->size - 1));
 }
 
@@ -33,13 +42,16 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
                          const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
+    r->own = 0;
     r->reduction = reduction;
     r->src = src;
     r->dst = dst;
     r->part = part;
     r->piece = SHM_BUFFER_BYTES / (size_t)group->size / 64 * 64;
-    for (int i = 0; i < group->size; i++)
+    for (int i = 0; i < group->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
+        r->own += i < group->rank ? part[i] : 0;
+    }
     pipeline_begin(&r->pipeline, group, slot, (longest + r->piece - 1) / r->piece, &STEPS);
 }
 

@@ -325,7 +325,8 @@ static struct match_queue *queue_for(struct link *link, const struct transfer_he
                                       : take_queue(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
 }
 
-// Could an expected message be behind an unexpected one? Not behind one of the same execution.
+// Could an expected message be behind an unexpected one? One of the same execution is not blocked for good: test_schedules.c runs
+// all schedules over channels that keep their order.
 static bool others_are_expected(const struct link *link, const struct match_queue *queue)
 {
     for (int i = 0; i < LINK_MATCH_QUEUES; i++)
