@@ -23,13 +23,14 @@ An algorithm must declare the state that it reads there, since access may be cos
 import copy
 import difflib
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd.codecs import NUMBERS, Codec, float32, topk
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import ErrorState
+from bagua_hvd.primitives import ErrorState, c_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
@@ -177,6 +178,16 @@ class Algorithm:
 
     def after_step(self, model: Model) -> None:
         """The weights have been updated."""
+
+
+def communication(algorithm: Algorithm, dtype: int, last: bool = False) -> Callable[[Bucket, ProcessSet], Pending]:
+    """The function that communicates buckets of a native dtype: the algorithm's communicate(), or last: its leave().
+
+    For dtypes that the algorithm does not take it is c_fp_s().
+    """
+    if not algorithm.takes(dtype):
+        return functools.partial(c_fp_s, average=algorithm.average)
+    return algorithm.leave if last else algorithm.communicate
 
 
 def checked(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:
