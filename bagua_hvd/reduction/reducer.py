@@ -122,8 +122,7 @@ class Reducer:
         self._warned_about: set[str] = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
         self._late: DelayedWindow | None = None     # with delay=1: the previous window
-        # runtime.changes, and how often the process set had been removed, when the ranks last agreed.
-        self._agreed: tuple[int, int] | None = None
+        self._agreed: int | None = None         # runtime.changes when the ranks last agreed
         self._weight: Weight | None = None      # of the next window
         self._posted_weight: Weight | None = None       # the last one, though reset() may have dropped it
         self.model = Model("weights", source, group, algorithm)
@@ -159,7 +158,7 @@ class Reducer:
     @property
     def agreed(self) -> bool:
         """Whether the ranks have agreed (see _agree()) since ranks last came or went, or numbers changed."""
-        return self._agreed == (runtime.changes, self.group.removals)
+        return self._agreed == runtime.changes
 
     @property
     def number(self) -> Any:
@@ -281,12 +280,12 @@ class Reducer:
             self.model.timing.ready(index)
         last_pass = window.passes_left <= 1 and whole
         window.ready[index] = last_pass
-        if window.communicates is None:
-            if not self.agreed:
-                if self._ready is not None:
-                    self._ready.append(index)
-            elif self._overlaps:
-                self._begin()
+        if not self.agreed:
+            if self._ready is not None:
+                self._ready.append(index)
+            return
+        if window.communicates is None and self._overlaps:
+            self._begin()
         if last_pass and window.communicates:
             if self._weight is not None:
                 self._weigh(self._weight)
@@ -396,7 +395,7 @@ class Reducer:
                 self._warn_once(f"buckets such as {bucket.name}",
                                 "are sent by gradient_allreduce because of their dtype")
         if agreed.complete:
-            self._agreed = runtime.changes, self.group.removals
+            self._agreed = runtime.changes
             counted(self._account.byte_counter, self.algorithm.agreed, model)
             self._resize()
 
