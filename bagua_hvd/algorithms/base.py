@@ -92,8 +92,13 @@ class Algorithm:
         super().__init_subclass__(**arguments)
         if not isinstance(cls.uses_weights, tuple) or not set(cls.uses_weights) <= set(HOOKS):
             raise TypeError(f"{cls.__name__}.uses_weights = {cls.uses_weights!r}: expected a tuple of some of {HOOKS}")
-        if cls.step is not Algorithm.step and not cls.replaces_step:
+        if cls.overrides("step") and not cls.replaces_step:
             raise TypeError(f"{cls.__name__} has a step(), which would never be called: set replaces_step = True")
+
+    @classmethod
+    def overrides(cls, *methods: str) -> list[str]:
+        """Those of Algorithm's methods that the class has replaced by its own."""
+        return [name for name in methods if getattr(cls, name) is not getattr(Algorithm, name)]
 
     @property
     def relaxed(self) -> bool:
@@ -103,14 +108,13 @@ class Algorithm:
     @property
     def gradients_only(self) -> bool:
         """Whether it only communicates gradients, in every step: then they may be applied one step late."""
-        return type(self).communicates_gradients is Algorithm.communicates_gradients and not (
-            self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
+        return not (self.overrides("communicates_gradients") or self.uses_weights or self.uses_adam
+                    or self.replaces_step or self.models_differ or self.asynchronous)
 
     @property
     def repeatable(self) -> bool:
         """Whether all communication of a step ends before weights change, so that a failed step can be repeated."""
-        hooks = ("before_step", "after_step")
-        return self.gradients_only and all(getattr(type(self), hook) is getattr(Algorithm, hook) for hook in hooks)
+        return self.gradients_only and not self.overrides("before_step", "after_step")
 
     @property
     def runs_alone(self) -> bool:

@@ -110,10 +110,9 @@ class Reducer:
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
         self._account = Account(type(algorithm).__name__)
-        # Hooks that the algorithm overrides; the others do nothing, and are not called.
-        self._own_hooks = {name for name in ("communicates_gradients", "backward_begins", "before_step", "after_step",
-                                             "bucket_bytes")
-                           if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
+        # The others do nothing, and are not called.
+        self._own_hooks = algorithm.overrides("communicates_gradients", "backward_begins", "before_step", "after_step",
+                                              "bucket_bytes")
         self.accumulating = False
         self._source = source
         self.passes = passes
