@@ -3,6 +3,7 @@
 A Window lives from one synchronize() of its Reducer to the next. With delay=1 it is a DelayedWindow.
 """
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -134,15 +135,12 @@ class DelayedWindow(Window):
     def post_rest(self) -> None:
         super().post_rest()
         self.inits = runtime.inits
-        self._thread = threading.Thread(target=self._end, args=(self._advancing,), daemon=True)
+        self._thread = threading.Thread(target=_end, args=(self._advancing,), daemon=True)
         if self._advancing:
             self._thread.start()
+        self._model = weakref.proxy(self._model)        # a discarded optimizer must not live on in runtime.in_flight
+        del self._layout
         runtime.track(self)
-
-    def _end(self, operations: Iterable[Any]) -> None:
-        for operation in operations:
-            with suppress(Exception):
-                operation.wait()
 
     def finished(self) -> bool:
         """Whether wait_all() would not block. False for an algorithm's own operations without done()."""
@@ -153,5 +151,11 @@ class DelayedWindow(Window):
         """Blocks until all operations have ended, successfully or not."""
         if self._advancing:
             self._thread.join()
-        self._end([operation for _, operation in sorted(self.operations.items())])
+        _end([operation for _, operation in sorted(self.operations.items())])
         runtime.in_flight.discard(self)
+
+
+def _end(operations: Iterable[Any]) -> None:
+    for operation in operations:
+        with suppress(Exception):
+            operation.wait()
