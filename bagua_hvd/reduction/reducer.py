@@ -19,8 +19,8 @@ copy of the replaced values (training/delayed.py). Nothing is posted in the back
 at least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
 checkpoint that the other ranks do not save.
 
-Here are the steps, the agreement of the ranks and the checkpoint; gradients and buckets are in reduction/window.py.
-Runs on the thread of the backward pass, without locks. Nothing else here touches tensor data.
+This file has the steps, the agreement of the ranks and the checkpoint; reduction/window.py places, posts and waits.
+Both run on the thread of the backward pass, without locks.
 """
 import functools
 import itertools
@@ -110,7 +110,7 @@ class Reducer:
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
         self._account = Account(type(algorithm).__name__)
-        # The others do nothing, and are not called.
+        # The other hooks do nothing, and are not called.
         self._own_hooks = algorithm.overrides("communicates_gradients", "backward_begins", "before_step", "after_step",
                                               "bucket_bytes")
         self.accumulating = False
