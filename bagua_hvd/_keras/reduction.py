@@ -56,7 +56,6 @@ class Reduction(ABC):
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
         self._local = ByIdentity(self.native)       # variables that are not reduced
-        self._has_local = False
         self._used: Any = None      # the current step
         self._weight: tuple[Any, bool] | None = None    # (weight of the next average, was it set in a trace?)
         self._steps: dict[Any, Any] = {}        # by ids of variables, all of which live
@@ -123,7 +122,6 @@ class Reduction(ABC):
     def register_local(self, variable: Any) -> None:
         """Excludes the variable from the reduction from now on."""
         self._local.add(variable)
-        self._has_local = True
 
     def set_weight(self, weight: Any) -> None:
         """Gives the next call this weight, for callers that do not make it themselves."""
@@ -176,7 +174,7 @@ class Reduction(ABC):
         check_weighable(self.options.algorithm)
         bucketed = [variable for gradient, variable in zip(gradients, variables, strict=True)
                     if (gradient is not None or self.fills_in) and self._has_bucket(gradient, variable)
-                    and variable not in self._local and variable not in local]
+                    and not self._is_local(variable, local)]
         if not bucketed:
             raise ValueError(NOT_WEIGHTED)
         factor = self._step_of(bucketed).factor(weight)
@@ -196,10 +194,9 @@ class Reduction(ABC):
 
     def _places(self, gradients, variables, local):
         """index -> place among all reduced variables, for a step's gradients. Replaces the other gradients."""
-        has_local, place = self._has_local or bool(local), 0
-        places: dict[int, int] = {}
+        place, places = 0, {}
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            if has_local and (variable in self._local or variable in local):
+            if self._is_local(variable, local):
                 if gradient is not None:
                     gradients[index] = self._left_local(gradient)
                 continue
@@ -211,6 +208,10 @@ class Reduction(ABC):
                 gradients[index] = self._reduce_alone(gradient, f"gradient.{place}")
             place += 1
         return places
+
+    def _is_local(self, variable, local):
+        """Whether the gradient of this variable is not reduced."""
+        return variable in self._local or variable in local
 
     def _left_local(self, gradient):
         """A gradient that is not reduced."""

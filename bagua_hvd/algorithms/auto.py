@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm, Safety, choose, positive
+from bagua_hvd.algorithms.base import Algorithm, Safety, choose, communication, positive
 from bagua_hvd.algorithms.bytegrad import ByteGrad
 from bagua_hvd.algorithms.gradient_allreduce import GradientAllReduce
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.variables import MIB
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import block, c_fp_s, float16, rotated
+from bagua_hvd.primitives import block, float16, rotated
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
@@ -157,11 +157,8 @@ class Auto(Algorithm):
         if bucket.model is None:
             return self.algorithms[EXACT].communicate(bucket, group)
         tuner = self._tuner(bucket.model)
-        algorithm: Algorithm = tuner.plan.algorithm
-        if not algorithm.takes(bucket.dtype):
-            return c_fp_s(bucket, group, average=self.average)
         tuner.sample(bucket)
-        return algorithm.leave(bucket, group) if tuner.leaving else algorithm.communicate(bucket, group)
+        return communication(tuner.plan.algorithm, bucket.dtype, last=tuner.leaving)(bucket, group)
 
     def after_step(self, model: Model) -> None:
         self._tuner(model).stepped()

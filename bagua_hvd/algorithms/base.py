@@ -23,13 +23,14 @@ An algorithm must declare the state that it reads there, since access may be cos
 import copy
 import difflib
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from bagua_hvd.codecs import NUMBERS, Codec, float32, topk
 from bagua_hvd.core import variables
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.primitives import ErrorState
+from bagua_hvd.primitives import ErrorState, c_fp_s
 from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
@@ -91,8 +92,13 @@ class Algorithm:
         super().__init_subclass__(**arguments)
         if not isinstance(cls.uses_weights, tuple) or not set(cls.uses_weights) <= set(HOOKS):
             raise TypeError(f"{cls.__name__}.uses_weights = {cls.uses_weights!r}: expected a tuple of some of {HOOKS}")
-        if cls.step is not Algorithm.step and not cls.replaces_step:
+        if cls.overrides("step") and not cls.replaces_step:
             raise TypeError(f"{cls.__name__} has a step(), which would never be called: set replaces_step = True")
+
+    @classmethod
+    def overrides(cls, *methods: str) -> list[str]:
+        """Those of Algorithm's methods that the class has replaced by its own."""
+        return [name for name in methods if getattr(cls, name) is not getattr(Algorithm, name)]
 
     @property
     def relaxed(self) -> bool:
@@ -102,14 +108,13 @@ class Algorithm:
     @property
     def gradients_only(self) -> bool:
         """Whether it only communicates gradients, in every step: then they may be applied one step late."""
-        return type(self).communicates_gradients is Algorithm.communicates_gradients and not (
-            self.uses_weights or self.uses_adam or self.replaces_step or self.models_differ or self.asynchronous)
+        return not (self.overrides("communicates_gradients") or self.uses_weights or self.uses_adam
+                    or self.replaces_step or self.models_differ or self.asynchronous)
 
     @property
     def repeatable(self) -> bool:
         """Whether all communication of a step ends before weights change, so that a failed step can be repeated."""
-        hooks = ("before_step", "after_step")
-        return self.gradients_only and all(getattr(type(self), hook) is getattr(Algorithm, hook) for hook in hooks)
+        return self.gradients_only and not self.overrides("before_step", "after_step")
 
     @property
     def runs_alone(self) -> bool:
@@ -177,6 +182,16 @@ class Algorithm:
 
     def after_step(self, model: Model) -> None:
         """The weights have been updated."""
+
+
+def communication(algorithm: Algorithm, dtype: int, last: bool = False) -> Callable[[Bucket, ProcessSet], Pending]:
+    """The function that communicates buckets of a native dtype: the algorithm's communicate(), or last: its leave().
+
+    For dtypes that the algorithm does not take it is c_fp_s().
+    """
+    if not algorithm.takes(dtype):
+        return functools.partial(c_fp_s, average=algorithm.average)
+    return algorithm.leave if last else algorithm.communicate
 
 
 def checked(name: str, value: float, fits: Callable[[float], bool], expected: str) -> float:

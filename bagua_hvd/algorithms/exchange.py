@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol
 
+from bagua_hvd.core.operations import byte_counter, counted
 from bagua_hvd.training.source import Pending
 
 
@@ -31,7 +32,8 @@ Steps = Generator[Ending, None, Any]
 class Exchange:
     """A multi-phase operation: resumes a generator whenever the operation that it has yielded has ended.
 
-    One thread runs all operations of a bucket: the one that posts it and then waits.
+    One thread runs all operations of a bucket: the one that posts it and then waits. All of them add to the counter of
+    bytes sent that was set when the first was posted.
 
     Args:
         steps: generator of operations; its return value is wait()'s result. The constructor posts the first operation.
@@ -42,6 +44,7 @@ class Exchange:
         self._result: Any = None
         self._failure: Exception | None = None
         self._operation: Ending | None = None
+        self._byte_counter = byte_counter.get()
         self._next()
         if self._failure is not None:
             raise self._failure         # nothing was posted
@@ -50,7 +53,7 @@ class Exchange:
         try:
             if self._operation is not None:
                 self._operation.wait()
-            self._operation = next(self._steps)
+            self._operation = counted(self._byte_counter, next, self._steps)
         except StopIteration as end:
             self._operation, self._result = None, end.value
         except Exception as error:

@@ -47,6 +47,15 @@ byte_counter: ContextVar[int] = ContextVar("byte_counter", default=0)
 BYTE_COUNTERS: int = lib.BHVD_BYTE_COUNTERS
 
 
+def counted(counter: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls the function; operations that it posts add to this counter of bytes sent."""
+    token = byte_counter.set(counter)
+    try:
+        return function(*arguments)
+    finally:
+        byte_counter.reset(token)
+
+
 def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
     """The native array over `tensors`, and an object that must live as long as the array."""
     dims: list[int] = []
@@ -288,33 +297,25 @@ class Posting:
             if simple and not (blocking and received):
                 return self._post_tensor(kind, name, tensors[0], process_set, op, prescale_factor, postscale_factor,
                                          root_rank, WAIT_SLICE_MS if blocking else 0, owner)
-            return self._post_structs(kind, name, tensors, placement, process_set, op, prescale_factor,
-                                      postscale_factor, root_rank, splits, blocking, owner, stream, primitive)
+            # Everything pointed to needs a name until the native call has returned.
+            name_chars = ffi.new(CHARS, name.encode())
+            args = ffi.new("struct bhvd_args *", {
+                "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
+                "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
+                "blocking": blocking, "device": -1, "byte_counter": byte_counter.get(), **primitive,
+            })
+            if splits is not None:
+                split_array = ffi.new(_INT32S, splits)
+                args.splits = split_array
+                args.split_count = len(splits)
         except OverflowError as error:      # larger than C's type
             raise ValueError(f"'{name:.100}': {error}") from None
-
-    def _post_structs(self, kind: int, name: str, tensors: Sequence[TensorView], placement: Any, process_set: int,
-                      op: int, prescale_factor: float, postscale_factor: float, root_rank: int,
-                      splits: Sequence[int] | None, blocking: bool, owner: Any, stream: Any,
-                      primitive: dict[str, Any]) -> Operation:
-        """post() for the general case."""
-        # Everything pointed to needs a name until the native call has returned.
-        name_chars = ffi.new(CHARS, name.encode())
-        args = ffi.new("struct bhvd_args *", {
-            "kind": kind, "process_set": process_set, "name": name_chars, "tensor_count": len(tensors), "op": op,
-            "root_rank": root_rank, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor,
-            "blocking": blocking, "device": -1, "byte_counter": byte_counter.get(), **primitive,
-        })
         if tensors:
             for view in tensors:
                 if view.placement is not placement:
                     raise ValueError(f"the tensors of '{name}' lie on different devices: move them to one")
             array = tensor_array(tensors)
             args.tensors = array[0]
-        if splits is not None:
-            split_array = ffi.new(_INT32S, splits)
-            args.splits = split_array
-            args.split_count = len(splits)
         if placement is not None:
             placement.device.place(args, placement.stream() if stream is None else stream)
             self.gpus.add(placement.device)

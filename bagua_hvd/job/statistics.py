@@ -188,14 +188,23 @@ def statistics() -> Statistics:
     return Statistics(now, recent, {name: dict(plan) for name, plan in runtime.plans.items()})
 
 
-def counter_of(algorithm_name: str) -> tuple[AlgorithmStatistics, int]:
-    """The record in which optimizers with this algorithm count, and its counter for bytes sent, until the next init().
+class Account:
+    """Counts for the optimizers with one algorithm.
 
-    Algorithms beyond the last counter get 0: their bytes count only in the sums.
+    Attributes:
+        record: the AlgorithmStatistics, in hvd.statistics() from the first renew() on.
+        byte_counter: the counter of bytes sent. 0 for algorithms beyond the last one: their bytes are only in the sums.
     """
-    counter = runtime.algorithms.setdefault(algorithm_name, AlgorithmStatistics())
-    number = list(runtime.algorithms).index(algorithm_name) + 1
-    return counter, number if number < BYTE_COUNTERS else 0
+
+    def __init__(self, algorithm_name: str) -> None:
+        self._name = algorithm_name
+        self.record, self.byte_counter = AlgorithmStatistics(), 0
+
+    def renew(self) -> None:
+        """Counts in the running job from now on."""
+        self.record = runtime.algorithms.setdefault(self._name, AlgorithmStatistics())
+        number = list(runtime.algorithms).index(self._name) + 1
+        self.byte_counter = number if number < BYTE_COUNTERS else 0
 
 
 class _Collector:

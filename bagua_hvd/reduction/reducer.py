@@ -19,7 +19,8 @@ copy of the replaced values (training/delayed.py). Nothing is posted in the back
 at least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
 checkpoint that the other ranks do not save.
 
-Runs on the thread of the backward pass, without locks. Nothing else here touches tensor data.
+This file has the steps, the agreement of the ranks and the checkpoint; reduction/window.py places, posts and waits.
+Both run on the thread of the backward pass, without locks.
 """
 import functools
 import itertools
@@ -29,21 +30,21 @@ from contextlib import contextmanager, suppress
 from time import perf_counter_ns
 from typing import Any
 
-from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.core import native, variables
+from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.core.operations import byte_counter
-from bagua_hvd.job import statistics
+from bagua_hvd.core.operations import counted
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
+from bagua_hvd.job.statistics import Account
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.reduction.agreement import agree, fingerprint, listed
+from bagua_hvd.reduction.agreement import agree, fingerprint
 from bagua_hvd.reduction.layout import Layout
 from bagua_hvd.reduction.numbers import number_of, reducers
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.reduction.window import DelayedWindow, Window
-from bagua_hvd.training import delayed, variance
+from bagua_hvd.training import variance
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model, is_of, with_own
 from bagua_hvd.training.source import Source
@@ -67,23 +68,6 @@ AGAIN_BEFORE_STEP = (
 # Phases of a step, in this order: the observer has been told of it; the algorithm has; before_step() has been called.
 _IDLE, _OBSERVED, _BEGUN, _PREPARED = range(4)
 _clock = itertools.count(1)
-
-
-def _counted(method):
-    """Decorator: operations that the method posts or advances count for its algorithm, see hvd.statistics()."""
-    @functools.wraps(method)
-    def with_byte_counter(self, *arguments):
-        if self._counts_since != runtime.inits or self._removals != self.group.removals:
-            _ = self.number
-            self._counts_since = runtime.inits
-            self._counter, self._byte_counter = statistics.counter_of(type(self.algorithm).__name__)
-        token = byte_counter.set(self._byte_counter)
-        try:
-            return method(self, *arguments)
-        finally:
-            byte_counter.reset(token)
-
-    return with_byte_counter
 
 
 class Reducer:
@@ -125,12 +109,10 @@ class Reducer:
         self.observer: Any = None
         self.following: set[int] = set()
         self.touched_at = self.stepped_at = 0
-        self._counts_since = None   # runtime.inits when these were made
-        self._counter, self._byte_counter = statistics.AlgorithmStatistics(), 0
-        # Hooks that the algorithm overrides; the others do nothing, and are not called.
-        self._own_hooks = {name for name in ("communicates_gradients", "backward_begins", "takes", "before_step",
-                                             "after_step", "bucket_bytes")
-                           if getattr(type(algorithm), name) is not getattr(Algorithm, name)}
+        self._account = Account(type(algorithm).__name__)
+        # The other hooks do nothing, and are not called.
+        self._own_hooks = algorithm.overrides("communicates_gradients", "backward_begins", "before_step", "after_step",
+                                              "bucket_bytes")
         self.accumulating = False
         self._source = source
         self.passes = passes
@@ -147,6 +129,9 @@ class Reducer:
         self.model.delay = delay
         self.model.cut_by_user = groups is not None or bool(delay) or not variables.read("BAGUA_FUSION")
         self._layout = Layout(self.model, prescale_factor, postscale_factor)
+        self._new_window = functools.partial(
+            DelayedWindow if delay else Window, self.model, self._layout,
+            functools.cache(functools.partial(communication, algorithm)), self._account)
         self.key = (type(algorithm).__name__, algorithm.average, prescale_factor, postscale_factor, delay,
                     fingerprint(members))
         reducers.add(self)
@@ -171,7 +156,7 @@ class Reducer:
 
     @property
     def agreed(self) -> bool:
-        """Whether the ranks have agreed (see _agree()) since ranks last came or went."""
+        """Whether the ranks have agreed (see _agree()) since ranks last came or went, or numbers changed."""
         return self._agreed == runtime.changes
 
     @property
@@ -195,7 +180,7 @@ class Reducer:
         """
         # The name does not depend on members: ranks with different models must get an error, not wait.
         self.numbered, self._numbered_in, self._removals = number, runtime.inits, self.group.removals
-        self._counts_since = None       # see _counted
+        self._agreed = None
         self._layout.rename(f"gradients.{number}")
         self.model.rename(f"weights.{number}")
 
@@ -235,6 +220,7 @@ class Reducer:
         self._weight = None
         self._step_ends()
         self._begin_window()
+        self._source.discard()
 
     def _step_ends(self):
         self._phase = _IDLE
@@ -246,8 +232,7 @@ class Reducer:
         self.synchronized = False
         if not self.model.delay:
             self._clear_buckets()
-        self._window = Window(len(self._layout.members), self.passes)
-        self._source.discard()
+        self._window = self._new_window(self.passes)
         self.model.hook = None
 
     def _clear_buckets(self):
@@ -286,30 +271,33 @@ class Reducer:
         if window.ready[index]:
             sentence = TOO_MANY_PASSES if whole else GROWS
             raise AssertionError(sentence.format(name=self._layout.members[index].name))
-        if not self.mark_pending():
+        if not self.pending or self._phase == _IDLE:
+            self.mark_pending()
+        if self.accumulating:
             return
         if self.model.timing is not None:
             self.model.timing.ready(index)
         last_pass = window.passes_left <= 1 and whole
         window.ready[index] = last_pass
-        if self._agreed != runtime.changes:
+        if not self.agreed:
             if self._ready is not None:
                 self._ready.append(index)
             return
-        if not self._overlaps:
-            return
-        if window.communicates is None:
+        if window.communicates is None and self._overlaps:
             self._begin()
         if last_pass and window.communicates:
-            self._place(index)
+            if self._weight is not None:
+                self._weigh(self._weight)
+            window.place(index)
 
-    def mark_pending(self) -> bool:
-        """A backward pass has accumulated a gradient, or one to be added next. Returns False while accumulating."""
+    def mark_pending(self) -> None:
+        """A backward pass has accumulated a gradient, or one to be added next; or this rank has none in this step."""
         if self._phase == _IDLE:
-            self._step_begins()
+            if self.observer is not None:
+                self.observer.step_begins()
+            self._phase = _OBSERVED
         self.synchronized = self._window.overflow_known = False
         self.pending = self.pending or not self.accumulating
-        return not self.accumulating
 
     def pass_ended(self) -> bool:
         """Called after a backward pass with ready gradients. Returns whether the window has ended, too.
@@ -322,16 +310,10 @@ class Reducer:
         self._window.passes_left = max(0, self._window.passes_left - 1)
         return self._window.passes_left == 0
 
-    def _step_begins(self):
-        if self.observer is not None:
-            self.observer.step_begins()
-        self._phase = _OBSERVED
-
-    @_counted
     def _begin(self):
         """Starts the communication of a window, and that of the step in its first window."""
-        if self._phase == _IDLE:         # this rank has no gradient
-            self._step_begins()
+        if self._phase == _IDLE:
+            self.mark_pending()
         if self.model.step_pending:
             if self.model.delay:
                 self._step_ends()
@@ -351,14 +333,21 @@ class Reducer:
         self._window.communicates = sends
         if begins:
             if "backward_begins" in self._own_hooks:
-                self.model.hook = "backward_begins"
-                self.algorithm.backward_begins(self.model)
+                self._call("backward_begins")
             self._phase = _BEGUN
         self.model.hook = "communicate"
-        if self.model.window and sends and not self.model.delay:
+        if self.model.window and sends:
             self._layout.name_buckets(".again")
 
+    def _call(self, hook):
+        """Calls a hook of the algorithm; its operations count for the algorithm, see hvd.statistics()."""
+        self.model.hook = hook
+        return counted(self._account.byte_counter, getattr(self.algorithm, hook), self.model)
+
     def _weigh(self, weight):
+        """Gives this window its weight, unless a gradient has been placed in it: then the weight is the next one's."""
+        if any(self._window.placed):
+            return
         self._weight = None
         try:
             self._source.factor = weight.factor()
@@ -366,7 +355,6 @@ class Reducer:
             self.reset()
             raise
 
-    @_counted
     def _agree(self):
         """Agrees with the other ranks on:
 
@@ -382,14 +370,16 @@ class Reducer:
             HorovodInternalError: on all ranks, if their gradients are for different variables.
         """
         model, layout = self.model, self._layout
+        own = self.number       # a new one, if numbers have changed
+        self._account.renew()
         model.window = 0        # new ranks know of no earlier window
         had_state = model.kinds_of_state()[0]
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
-        agreed = agree(layout.name, self.group, layout.members, self._source,
-                       layout.order(None if settled else self._ready), model,
-                       {number - self.number for number in self.following})
-        self.following = {number + self.number for number in agreed.following}
+        agreed = counted(self._account.byte_counter, agree, layout.name, self.group, layout.members, self._source,
+                         layout.order(None if settled else self._ready), model,
+                         {number - own for number in self.following})
+        self.following = {number + own for number in agreed.following}
         for index, sparse_dim in agreed.sparse.items():
             self._set_sparse(index, sparse_dim)
         if agreed.differ or agreed.own_differs:
@@ -399,9 +389,13 @@ class Reducer:
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._warn_once("the set of ranks changed: per-rank state", "is reset")
+        for bucket in model.gradients:
+            if not self.algorithm.takes(bucket.dtype):
+                self._warn_once(f"buckets such as {bucket.name}",
+                                "are sent by gradient_allreduce because of their dtype")
         if agreed.complete:
             self._agreed = runtime.changes
-            self.algorithm.agreed(model)
+            counted(self._account.byte_counter, self.algorithm.agreed, model)
             self._resize()
 
     def _set_sparse(self, index, sparse_dim):
@@ -415,48 +409,6 @@ class Reducer:
                 )
             self._warn_once("sparse gradients", "are gathered")
             self._layout.remove(index)
-
-    def _place(self, index):
-        """Places a complete gradient in its bucket, and posts the bucket when it is full."""
-        # Not when the window begins: a weight may be set between its passes. One set later is for the next window.
-        if self._weight is not None and not any(self._window.placed):
-            self._weigh(self._weight)
-        bucket = self._layout.bucket_of[index]
-        if bucket is None:
-            self._post_sparse(index)
-        else:
-            bucket.place(index, self._source.prepare(index))
-        self._window.placed[index] = True
-        if bucket is not None and bucket.missing == 0:
-            self._post(bucket)
-
-    @_counted
-    def _post_sparse(self, index):
-        name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * (self.model.window > 0)
-        self._window.post(len(self.buckets) + index, self._source.communicate(index, name))
-
-    @_counted
-    def _post(self, bucket):
-        if self.model.delay:
-            self._swap_delayed(bucket)
-        self._counter.gradient_bytes += bucket.nbytes
-        if "takes" not in self._own_hooks or self.algorithm.takes(bucket.dtype):
-            operation = self.algorithm.communicate(bucket, self.group)
-        else:
-            self._warn_once(f"buckets such as {bucket.name}", "are sent by gradient_allreduce because of their dtype")
-            operation = c_fp_s(bucket, self.group, average=self.algorithm.average)
-        self._window.post(self.model.gradients.index(bucket), operation)
-
-    def _swap_delayed(self, bucket):
-        """Replaces a bucket's gradients by their averages that have arrived; the bucket gets the old values."""
-        views = bucket.views
-        arrived = self.model.late.keep(str(self.buckets.index(bucket)), lambda: delayed.DelayedGradients(views),
-                                       shared=True, scaled=True, fits=lambda kept: kept.fits(views))
-        indices = list(bucket.members)
-        arrived.swap(views, lambda memory: self._source.hand_over(indices, memory))
-        bucket.clear()
-        for index, view in zip(bucket.members, arrived.views, strict=True):
-            bucket.place(index, view)
 
     def _warn_once(self, what, how):
         """Warns once, on the first rank, of what the chosen algorithm does not handle."""
@@ -486,16 +438,11 @@ class Reducer:
                 self._agree()
             if window.communicates is None:
                 self._begin()
-            if window.communicates:
-                for index, placed in enumerate(window.placed):
-                    if not placed:      # no backward pass has made it ready
-                        self._place(index)
-                for number, bucket in enumerate(self.model.gradients):
-                    if number not in window.operations:     # it could not be posted in the backward pass
-                        self._post(bucket)
-            window.sent = True
-            if self.model.delay:
-                self._late = DelayedWindow(window, self._byte_counter)
+            if self._weight is not None and window.communicates:
+                self._weigh(self._weight)
+            window.post_rest()
+            if isinstance(window, DelayedWindow):
+                self._late = window
         except Exception as error:
             self._window.failure = error        # not `window`, after a reset()
 
@@ -510,7 +457,7 @@ class Reducer:
         if self._late is None:
             return
         self._late.wait_all()
-        failure = self._wait(self._late.window)
+        failure = self._late.wait()
         self._clear_buckets()
         lost = self._late.inits != runtime.inits
         self._late = None
@@ -518,23 +465,8 @@ class Reducer:
             self.model.delayed_arrived()
             return
         self.model.late.drop(shared=True)
-        if not lost and runtime.context is not None:
+        if failure is not None and not lost and runtime.context is not None:
             raise failure
-
-    @_counted
-    def _wait(self, window):
-        """Waits for all operations of a window. Returns the first failure, or None."""
-        failure = None
-        # In the same order on all ranks: an operation's wait() may post another one, and wait for that.
-        for number, operation in sorted(window.operations.items()):
-            try:
-                operation.wait()
-            except Exception as error:
-                # Wait for the others first: the core is using their memory.
-                failure = failure or self._with_gradient_names(error, number)
-            for each in window.advancing:
-                each.advance()
-        return failure
 
     def synchronize(self) -> None:
         """Posts the remaining buckets and blocks until all gradients are reduced. Does nothing if they already are.
@@ -556,8 +488,8 @@ class Reducer:
         try:
             self.post()
             failure = self._window.failure
-            if not self.model.delay or failure is not None:
-                failed = self._wait(self._window)
+            if self._window is not self._late:
+                failed = self._window.wait()
                 failure = failure or failed
             if failure is not None:
                 raise failure
@@ -579,16 +511,6 @@ class Reducer:
             if self.model.timing is not None:
                 self.model.timing.waited(started)
         self.synchronized = True
-
-    def _with_gradient_names(self, error, number):
-        """An error; a disagreement about a bucket also names its gradients."""
-        if getattr(error, "status", None) != native.ERR_MISMATCH or number >= len(self.buckets):
-            return error
-        bucket = self.buckets[number]
-        names = listed([member.name for member in bucket.members.values()])
-        explained = HorovodInternalError(f"{error} ({bucket.name} holds the gradients of {names}.)")
-        explained.status = error.status
-        return explained
 
     def gradients_will_change(self) -> None:
         """Called before gradients are changed ahead of the step: drops what was computed from the unchanged ones."""
@@ -619,18 +541,14 @@ class Reducer:
         Raises:
             HorovodInternalError: ranks disagreed, or one was lost.
         """
-        if self._phase == _BEGUN:
-            self._prepare()
-
-    @_counted
-    def _prepare(self):
+        if self._phase != _BEGUN:
+            return
         self._phase = _PREPARED
         self.model.step_begins()
-        self.model.hook = "before_step"
         started = perf_counter_ns()
         try:
             if "before_step" in self._own_hooks:
-                self.algorithm.before_step(self.model)
+                self._call("before_step")
             if self.algorithm.shares_variance:
                 variance.share(self.model, self.algorithm.full_step(self.model))
             if self.observer is not None:
@@ -645,17 +563,10 @@ class Reducer:
         """Lets the algorithm update the weights, after before_step(). False: the optimizer must do it."""
         self.before_step()
         try:
-            return self.algorithm.replaces_step and self._step()
+            return self.algorithm.replaces_step and self._call("step")
         finally:
             self.model.hook = None
-            self._source.discard()
 
-    @_counted
-    def _step(self):
-        self.model.hook = "step"
-        return self.algorithm.step(self.model)
-
-    @_counted
     def stepped(self) -> None:
         """The weights have been updated."""
         self.synchronized = False
@@ -665,12 +576,11 @@ class Reducer:
             self.model.timing.stepped()
         started = perf_counter_ns()
         if "after_step" in self._own_hooks:
-            self.model.hook = "after_step"
-            self.algorithm.after_step(self.model)
+            self._call("after_step")
         self.model.hook = None
         self.model.stepped()
         runtime.steps += 1
-        self._counter.steps += 1
+        self._account.record.steps += 1
         self._add_exposed_time(started)
         self._resize()
         if self.observer is not None:
@@ -685,7 +595,7 @@ class Reducer:
 
     def _add_exposed_time(self, started):
         """Counts the time since `started` as waiting of the caller."""
-        self._counter.exposed_ms += (perf_counter_ns() - started) / 1e6
+        self._account.record.exposed_ms += (perf_counter_ns() - started) / 1e6
 
     def cleared(self) -> None:
         """The gradients have been zeroed: they are no longer those that were communicated."""

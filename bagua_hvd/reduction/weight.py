@@ -23,8 +23,7 @@ def check_weighable(algorithm: Algorithm | None) -> None:
     """Raises ValueError unless gradients are averaged in every step. algorithm: None for Adasum."""
     if algorithm is None or not algorithm.average:
         raise ValueError("set_weight() is for averages: use op=hvd.Average")
-    if (type(algorithm).communicates_gradients is not Algorithm.communicates_gradients or algorithm.models_differ
-            or algorithm.asynchronous):
+    if algorithm.overrides("communicates_gradients") or algorithm.models_differ or algorithm.asynchronous:
         raise ValueError(UNSUITABLE.format(name=type(algorithm).__name__))
 
 

@@ -1,22 +1,33 @@
 """One window of gradients: which of them are ready, placed in buckets and posted, and the operations in flight.
 
-A Window lives from one synchronize() of its Reducer to the next. With delay=1 it continues as DelayedWindow: its
-operations are waited for one window later, and a separate thread advances the multi-phase ones meanwhile.
+A Window lives from one synchronize() of its Reducer to the next. With delay=1 it is a DelayedWindow.
 """
 import threading
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from bagua_hvd.core.operations import byte_counter
+from bagua_hvd.core import native
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.core.operations import counted
+from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
+from bagua_hvd.job.statistics import Account
+from bagua_hvd.reduction.agreement import listed
+from bagua_hvd.reduction.layout import Layout
+from bagua_hvd.training import delayed
+from bagua_hvd.training.buckets import Bucket
+from bagua_hvd.training.model import Model
+from bagua_hvd.training.source import Pending
 
 
 class Window:
     """See the module.
 
     Args:
-        count: number of gradients. passes: backward passes in the window.
+        model, layout: its gradients and their buckets. communication: by dtype, the function that communicates buckets.
+        account: its operations count there. passes: backward passes in the window.
     Attributes:
         ready, placed: by gradient; ready: the last backward pass of the window has accumulated it.
         operations: by a number that is the same on all ranks: of a bucket its index.
@@ -25,59 +36,126 @@ class Window:
         passes_left: backward passes until it ends. overflow_known: whether the ranks have agreed on overflow.
     """
 
-    def __init__(self, count: int, passes: int) -> None:
-        self.ready = [False] * count
-        self.placed = [False] * count
+    def __init__(self, model: Model, layout: Layout,
+                 communication: Callable[[int], Callable[[Bucket, ProcessSet], Pending]], account: Account,
+                 passes: int) -> None:
+        self.ready = [False] * len(layout.members)
+        self.placed = [False] * len(layout.members)
         self.operations: dict[int, Any] = {}
         self.communicates: bool | None = None
         self.failure: Exception | None = None
         self.sent = False
         self.passes_left = passes
         self.overflow_known = False
-        self.advancing: list[Any] = []      # multi-phase operations, see algorithms/exchange.py
+        self._model = model
+        self._layout = layout
+        self._account = account
+        self._communication = communication
+        self._advancing: list[Any] = []     # multi-phase operations, see algorithms/exchange.py
 
-    def post(self, number: int, operation: Any) -> None:
-        """Adds an operation that has just been posted, and advances the multi-phase ones."""
+    def place(self, index: int) -> None:
+        """Places a complete gradient in its bucket, and posts the bucket when it is full."""
+        model, bucket = self._model, self._layout.bucket_of[index]
+        if bucket is None:
+            name = f"{self._layout.name}.{self._layout.members[index].name}" + ".again" * (model.window > 0)
+            self.operations[len(model.gradients) + index] = counted(
+                self._account.byte_counter, model.source.communicate, index, name)
+            self.placed[index] = True
+            return
+        bucket.place(index, model.source.prepare(index))
+        self.placed[index] = True
+        if bucket.missing == 0:
+            self.post(model.gradients.index(bucket), bucket)
+
+    def post(self, number: int, bucket: Bucket) -> None:
+        """Posts a full bucket, and advances the multi-phase operations of earlier ones."""
+        self._account.record.gradient_bytes += bucket.nbytes
+        operation = counted(self._account.byte_counter, self._communication(bucket.dtype), bucket,
+                            self._model.group)
         self.operations[number] = operation
-        for earlier in self.advancing:
+        for earlier in self._advancing:
             earlier.advance()
         if hasattr(operation, "advance"):
-            self.advancing.append(operation)
+            self._advancing.append(operation)
+
+    def post_rest(self) -> None:
+        """Posts what the backward passes have not posted, if gradients are communicated."""
+        if self.communicates:
+            for index, placed in enumerate(self.placed):
+                if not placed:      # no backward pass has made it ready
+                    self.place(index)
+            for number, bucket in enumerate(self._model.gradients):
+                if number not in self.operations:       # it could not be posted in the backward pass
+                    self.post(number, bucket)
+        self.sent = True
+
+    def wait(self) -> Exception | None:
+        """Waits for all operations. Returns the first failure, or None."""
+        failure = None
+        # In the same order on all ranks: an operation's wait() may post another one, and wait for that.
+        for number, operation in sorted(self.operations.items()):
+            try:
+                operation.wait()
+            except Exception as error:
+                # Wait for the others first: the core is using their memory.
+                failure = failure or self._with_gradient_names(error, number)
+            for each in self._advancing:
+                each.advance()
+        return failure
+
+    def _with_gradient_names(self, error, number):
+        """An error; a disagreement about a bucket also names its gradients."""
+        buckets = self._model.gradients
+        if getattr(error, "status", None) != native.ERR_MISMATCH or number >= len(buckets):
+            return error
+        names = listed([member.name for member in buckets[number].members.values()])
+        explained = HorovodInternalError(f"{error} ({buckets[number].name} holds the gradients of {names}.)")
+        explained.status = error.status
+        return explained
 
 
-class DelayedWindow:
-    """A Window with delay=1, completely posted. After wait_all(), waiting again reports the failures.
+class DelayedWindow(Window):
+    """A window that is posted as a whole, at its end, and waited for one window later.
 
-    Args:
-        number: of the counter for operations that follow the posted ones.
+    Its gradients get the results of the window before, and a copy of the replaced values is sent. A separate thread
+    advances its multi-phase operations meanwhile. After wait_all(), wait() reports the failures.
     """
 
-    def __init__(self, window: Window, number: int) -> None:
-        self.inits = runtime.inits
-        self.window = window
-        self._byte_counter = number
-        self._thread = threading.Thread(target=self._end, args=(window.advancing,), daemon=True)
-        if window.advancing:
-            self._thread.start()
-        runtime.track(self)
+    def post(self, number: int, bucket: Bucket) -> None:
+        views, source = bucket.views, self._model.source
+        arrived = self._model.late.keep(str(number), lambda: delayed.DelayedGradients(views), shared=True, scaled=True,
+                                        fits=lambda kept: kept.fits(views))
+        indices = list(bucket.members)
+        arrived.swap(views, lambda memory: source.hand_over(indices, memory))
+        bucket.clear()
+        for index, view in zip(indices, arrived.views, strict=True):
+            bucket.place(index, view)
+        super().post(number, bucket)
 
-    def _end(self, operations: Iterable[Any]) -> None:
-        token = byte_counter.set(self._byte_counter)
-        try:
-            for operation in operations:
-                with suppress(Exception):
-                    operation.wait()
-        finally:
-            byte_counter.reset(token)
+    def post_rest(self) -> None:
+        super().post_rest()
+        self.inits = runtime.inits
+        self._thread = threading.Thread(target=_end, args=(self._advancing,), daemon=True)
+        if self._advancing:
+            self._thread.start()
+        self._model = weakref.proxy(self._model)        # a discarded optimizer must not live on in runtime.in_flight
+        del self._layout
+        runtime.track(self)
 
     def finished(self) -> bool:
         """Whether wait_all() would not block. False for an algorithm's own operations without done()."""
         return not self._thread.is_alive() and all(
-            getattr(operation, "done", lambda: False)() for operation in self.window.operations.values())
+            getattr(operation, "done", lambda: False)() for operation in self.operations.values())
 
     def wait_all(self) -> None:
         """Blocks until all operations have ended, successfully or not."""
-        if self.window.advancing:
+        if self._advancing:
             self._thread.join()
-        self._end([operation for _, operation in sorted(self.window.operations.items())])
+        _end([operation for _, operation in sorted(self.operations.items())])
         runtime.in_flight.discard(self)
+
+
+def _end(operations: Iterable[Any]) -> None:
+    for operation in operations:
+        with suppress(Exception):
+            operation.wait()

@@ -163,7 +163,7 @@ class Reduction(reduction.Reduction):
         Raises:
             RuntimeError: this object has not reduced the gradients, so the algorithm has not seen the step.
         """
-        if self._uses.any and self._used is None and self.options.communicates and not self._has_local:
+        if self._uses.any and self._used is None and self.options.communicates and not len(self._local):
             raise RuntimeError(STEP_NOT_SEEN.format(name=type(self.options.algorithm).__name__))
         return self.update(apply, instead)
 
@@ -209,8 +209,7 @@ class Reduction(reduction.Reduction):
             raise ValueError(NOT_LATE.format(what="Jacobian matrices", remedy=OTHER_TAPE))
         for index, (jacobian, variable) in enumerate(zip(jacobians, variables, strict=True)):
             if jacobian is not None:
-                is_local = variable in self._local or variable in local
-                jacobians[index] = (self._left_local(jacobian) if is_local else
+                jacobians[index] = (self._left_local(jacobian) if self._is_local(variable, local) else
                                     self._allreduce(jacobian, f"jacobian.{index}"))
         return jacobians
 

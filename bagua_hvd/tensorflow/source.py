@@ -35,7 +35,6 @@ class TensorFlowSource(adam.KerasSource, Source):
         layout: a Layout.
         views: by index, the memory that the bridge has passed in this step.
         passed_beside: how many of them are not gradients.
-        keep_views: if true, discard() does nothing.
     """
 
     def __init__(self, variables: Any, optimizer: Any, passes: int) -> None:
@@ -45,7 +44,6 @@ class TensorFlowSource(adam.KerasSource, Source):
         self.layout = Layout(len(variables))
         self.views: dict[int, TensorView] = {}
         self.passed_beside = 0
-        self.keep_views = False
         self._eager_copies: dict[int, Any] = {}     # by index: copies of weights that are read outside of steps
 
     @property
@@ -69,9 +67,6 @@ class TensorFlowSource(adam.KerasSource, Source):
 
     prepare = _view = gradient
 
-    def finish(self) -> None:
-        pass
-
     def weight(self, index: int) -> Any:
         return self._view(self.layout.weight + index) if self.views else self._outside_view(index)
 
@@ -93,6 +88,5 @@ class TensorFlowSource(adam.KerasSource, Source):
         return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
 
     def discard(self) -> None:
-        if not self.keep_views:
-            self.views.clear()
-            self.passed_beside = 0
+        self.views.clear()
+        self.passed_beside = 0

@@ -208,13 +208,11 @@ class Step:
         memory[0] = self._weight.factor()
 
     def _synchronize(self):
-        self.source.keep_views = True   # for step(), which runs after the Reducer has released its views
         try:
             self.reducer.synchronize()
             if self.reducer.step():     # only algorithms that update
                 self.source.decide()
         finally:
-            self.source.keep_views = False
             self.source.discard()
         if not self.uses.after:
             self.reducer.stepped()

@@ -62,10 +62,12 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
         return None, None, None, None, None, None, *reduced
 
 
-def _own_rows(reduced, dim0s, process_set):
-    """This rank's slice of a gradient that covers all ranks' rows."""
-    position = process_set.rank()
-    return reduced.narrow(0, sum(dim0s[:position]), dim0s[position])
+def _own_slices(gradients, rows, process_set):
+    """This rank's slices of the averages of gradients that cover all ranks' rows. rows: this rank's, of each."""
+    reduced, position = _averaged(gradients, process_set), process_set.rank()
+    by_rank = HorovodAllgather.apply(torch.tensor([rows]), None, process_set)
+    return [average.narrow(0, int(counts[:position].sum()), int(counts[position]))
+            for average, counts in zip(reduced, by_rank.t(), strict=True)]
 
 
 class HorovodAllgather(torch.autograd.Function):
@@ -79,9 +81,7 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        reduced = _averaged([gradient], ctx.process_set)[0]
-        dim0s = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set).tolist()
-        return _own_rows(reduced, dim0s, ctx.process_set), None, None
+        return *_own_slices([gradient], [ctx.rows], ctx.process_set), None, None
 
 
 class HorovodGroupedAllgather(torch.autograd.Function):
@@ -96,13 +96,9 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         members = [i for i, gradient in enumerate(gradients) if gradient.is_floating_point() or gradient.is_complex()]
-        reduced = _averaged([gradients[i] for i in members], ctx.process_set)
-        by_rank = HorovodAllgather.apply(torch.tensor([ctx.rows]), None, ctx.process_set)
-        rows = by_rank.t().tolist()
-        slices: list[Any] = [None] * len(gradients)
-        for i, average in zip(members, reduced, strict=True):
-            slices[i] = _own_rows(average, rows[i], ctx.process_set)
-        return None, None, *slices
+        own = _own_slices([gradients[i] for i in members], [ctx.rows[i] for i in members], ctx.process_set)
+        slices = dict(zip(members, own, strict=True))
+        return None, None, *map(slices.get, range(len(gradients)))
 
 
 class HorovodBroadcast(torch.autograd.Function):

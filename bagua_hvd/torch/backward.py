@@ -17,7 +17,6 @@ devices, a lock serializes the hooks.
 """
 import gc
 import itertools
-import operator
 import sys
 import threading
 import weakref
@@ -39,10 +38,10 @@ _WITHIN_BACKWARD = BackwardCFunction.apply.__code__
 _BACKWARD = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _engine = Variable._execution_engine
 _graph_task = torch._C._current_graph_task_id
-_pass_state = threading.local()     # by the pass that is ending here: list of (Backward, whether its window has ended)
+# By the pass that is ending here: list of (Backward, its passes in a window, whether the window has ended).
+_pass_state = threading.local()
 _instances: weakref.WeakSet[Any] = weakref.WeakSet()    # all Backwards
 _count = itertools.count()
-_place = operator.attrgetter("place")
 _nothing = type(None)                           # called, it returns None, as a dead weak reference does
 _hooked: Any = WeakTensorKeyDictionary()        # parameter -> weak references to the Backwards with hooks on it
 
@@ -103,7 +102,7 @@ class _End:
         ended = reducer.pass_ended()
         if not reducer.accumulating:
             # After the ends of all other optimizers.
-            _pass_state.__dict__.setdefault("backwards", []).append((self._backward, ended))
+            _pass_state.__dict__.setdefault("backwards", []).append((self._backward, reducer.passes, ended))
             _engine.queue_callback(_on_pass_end)
 
 
@@ -275,21 +274,8 @@ class Backward:
         If a pass has touched one since the last step of this optimizer, that one has already made its own step.
         """
         since = self._reducer().stepped_at
-        return [other for other in sorted(others, key=_place) if other is not self
+        return [other for other in sorted(others, key=lambda each: each.place) if other is not self
                 and (reducer := other._reducer()) is not None and reducer.untouched and reducer.touched_at <= since]
-
-    def _communicates(self):
-        """Whether the end of a pass has anything to do; with gradients_untouched only until the ranks have agreed."""
-        reducer = self._reducer()
-        return reducer is not None and not (self.gradients_untouched and reducer.agreed)
-
-    def _passes(self):
-        reducer = self._reducer()
-        return reducer and reducer.passes
-
-    def _of(self, group, numbers):
-        reducer = self._reducer()
-        return reducer is not None and reducer.group is group and takes_one_of(reducer, numbers)
 
     def _synchronize(self, reducer):
         reducer.synchronize()
@@ -325,12 +311,12 @@ def _on_pass_end():
     """Callback of the engine: the pass has ended, and with it some windows."""
     touched = _pass_state.__dict__.pop("backwards", [])
     ending, waits = [], False
-    for backward, window_ended in touched:
+    for backward, passes, window_ended in touched:
         if window_ended:
             ending.append(backward)
             waits = waits or not backward.gradients_untouched
         backward._same_pass = weakref.WeakSet() if len(touched) == 1 else weakref.WeakSet(
-            other for other, _ in touched if other._passes() == backward._passes())
+            other for other, others, _ in touched if others == passes)
     if waits:
         _complete(ending)
 
@@ -340,27 +326,28 @@ def _complete(backwards):
 
     Posting comes first because another rank's pass may have touched other optimizers.
     """
-    waiting, posted = list(filter(Backward._communicates, backwards)), []
+    waiting, posted = _communicating(backwards), []
     if len(waiting) > 1:
-        waiting = _ordered(waiting)
+        _order(waiting)
     while waiting:
-        backward = waiting.pop(0)
-        reducer = backward._reducer()
-        if reducer is None:
-            continue
+        reducer, backward = waiting.pop(0)
         posted.append((reducer, backward))
         reducer.touched()
-        known = reducer.following = _numbers(reducer, waiting) if waiting else set()
+        known = reducer.following = {       # those whose windows have as many passes
+            other.number for other, _ in waiting
+            if other.group is reducer.group and other.passes == reducer.passes} if waiting else set()
         if backward.gradients_untouched:
             reducer.agree()
         else:
             reducer.post()
         if reducer.following != known:
-            requested = [other for other in backward._untouched_peers(_instances)
-                         if other._communicates() and other._of(reducer.group, reducer.following - known)]
-            waiting = _ordered([*waiting, *requested])
-            for other in (backward, *requested):    # until this rank has a pass of its own
-                other._same_pass.update((backward, *requested))
+            requested = [(other, peer) for other, peer in _communicating(backward._untouched_peers(_instances))
+                         if other.group is reducer.group and takes_one_of(other, reducer.following - known)]
+            waiting += requested
+            _order(waiting)
+            same_pass = [backward, *(peer for _, peer in requested)]
+            for peer in same_pass:      # until this rank has a pass of its own
+                peer._same_pass.update(same_pass)
     failure = None
     for reducer, backward in posted:
         if backward.gradients_untouched:
@@ -373,18 +360,23 @@ def _complete(backwards):
         raise failure
 
 
-def _numbers(reducer, waiting):
-    """Numbers of the waiting optimizers in the Reducer's group whose windows have as many passes."""
-    others = [backward._reducer() for backward in waiting]
-    return {other.number for other in others
-            if other is not None and other.group is reducer.group and other.passes == reducer.passes}
+def _communicating(backwards):
+    """(Reducer, Backward) of those for which the end of a pass has anything to do.
+
+    With gradients_untouched only until the ranks have agreed.
+    """
+    found = []
+    for backward in backwards:
+        reducer = backward._reducer()
+        if reducer is not None and not (backward.gradients_untouched and reducer.agreed):
+            found.append((reducer, backward))
+    return found
 
 
-def _ordered(backwards):
-    """The Backwards whose optimizers are alive, in the same order on all ranks."""
-    alive = [(reducer, backward) for backward in sorted(backwards, key=_place)
-             if (reducer := backward._reducer()) is not None]
-    return [backward for _, backward in sorted(alive, key=lambda pair: (pair[0].group.process_set_id, pair[0].number))]
+def _order(pairs):
+    """Sorts the pairs of _communicating() alike on all ranks."""
+    pairs.sort(key=lambda pair: pair[1].place)      # in which those without a number take one
+    pairs.sort(key=lambda pair: (pair[0].group.process_set_id, pair[0].number))
 
 
 def _accumulation(parameter):

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd import algorithms
-from bagua_hvd.algorithms.base import Algorithm
+from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.core import native
 from bagua_hvd.job import basics
-from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.reduction.numbers import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.torch.distributed import sparse
@@ -163,10 +162,7 @@ class State:
         group = self._model_of(algorithm).group
         self._weigh(given.buffer(), algorithm)
         bucket = self._bucket(given, algorithm)
-        if algorithm.takes(bucket.dtype):
-            operation = algorithm.communicate(bucket, group)
-        else:
-            operation = c_fp_s(bucket, group, average=algorithm.average)
+        operation = communication(algorithm, bucket.dtype)(bucket, group)
         finish = None
         if self._scaler is not None and algorithm.remembers_gradients:
             finish = functools.partial(self._look_for_overflow, given.buffer())

@@ -1,7 +1,7 @@
 """DistributedOptimizer for torch: after backward() gradients are reduced, and step() uses them.
 
 This file has only what torch alone needs: closures, GradScaler and LR schedulers. Hooks and the end of backward passes
-are in torch/backward.py, the gradients in torch/source.py. reduction/reducer.py and algorithms/ define when and how
+are in torch/backward.py, the gradients in torch/source.py. reduction/ and algorithms/ define when and how
 gradients are communicated.
 """
 import inspect

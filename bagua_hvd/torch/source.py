@@ -376,7 +376,8 @@ class TorchSource(Source):
             now = parameter.grad
             if (now is not gradient or gradient._version != version) and now is not None:
                 raise RuntimeError(CHANGED.format(name=self.names[index]))
-        for index, (reduced, context) in self._sent_tensors.items():
+        sent, self._sent_tensors = self._sent_tensors, {}
+        for index, (reduced, context) in sent.items():
             parameter = self.parameters[index]
             if self.compression is not None:
                 reduced = self.compression.decompress(reduced, context)

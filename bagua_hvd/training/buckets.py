@@ -47,6 +47,9 @@ class Bucket:
     Attributes:
         views: TensorViews in place (src == dst), in the order of the layout; complete while an algorithm communicates.
         missing: members without a view in this step.
+        dtype: the native dtype to communicate. count: number of elements, N in the formulas. nbytes: bytes to
+            communicate, before an algorithm encodes them. All are those of the views (compression may have changed
+            them), else of the members.
         state: a State that an algorithm keeps with this bucket between steps (error feedback, replicas, ...).
     """
 
@@ -54,6 +57,7 @@ class Bucket:
                  postscale_factor: float = 1.0, model: Any = None) -> None:
         if len({(member.dtype, member.device) for member in members.values()}) > 1:
             raise ValueError(f"bucket {name!r}: its members differ in dtype or device")
+        first = next(iter(members.values()))
         self.name = name
         self.members = members
         self.prescale_factor = prescale_factor
@@ -61,29 +65,34 @@ class Bucket:
         self.model = model
         self.state = State(name)
         self._workspaces: dict[Any, np.ndarray] = {}
-        self._members_count = sum(member.count for member in members.values())
-        self._members_nbytes = sum(member.nbytes for member in members.values())
+        # dtype, count and nbytes of the members
+        self._of_members = (first.dtype, sum(member.count for member in members.values()),
+                            sum(member.nbytes for member in members.values()))
         self.clear()
 
     def clear(self) -> None:
         """Drops the views, for a new step."""
         self._views: dict[int, TensorView | None] = dict.fromkeys(self.members)
         self.missing = len(self._views)
-        self._reshaped = False      # a compressed view has another shape or dtype
+        self.dtype, self.count, self.nbytes = self._of_members
 
     def place(self, index: int, view: TensorView) -> None:
         """Sets the tensor of member `index` in this step."""
         self._views[index] = view
         self.missing -= 1
         member = self.members[index]
-        if view.shape != member.shape or view.dtype != member.dtype:
-            self._reshaped = True
+        if view.shape != member.shape or view.dtype != member.dtype:    # compressed
+            count, self.dtype = math.prod(view.shape), view.dtype
+            self.count += count - member.count
+            self.nbytes += count * native.dtype_size(view.dtype) - member.nbytes
 
     def remove(self, index: int) -> None:
         """Removes a member permanently; it must not have been placed in this step."""
         member = self.members.pop(index)
-        self._members_count -= member.count
-        self._members_nbytes -= member.nbytes
+        dtype, count, nbytes = self._of_members
+        self._of_members = dtype, count - member.count, nbytes - member.nbytes
+        self.count -= member.count
+        self.nbytes -= member.nbytes
         del self._views[index]
         self.missing -= 1
 
@@ -158,31 +167,9 @@ class Bucket:
         return [self.model.source.weight(index) for index in self.members]
 
     @property
-    def dtype(self) -> int:
-        """The native dtype to communicate: that of the views (compression may have changed it), else of the members."""
-        index, member = next(iter(self.members.items()))
-        view = self._views[index]
-        return member.dtype if view is None else view.dtype
-
-    @property
     def flat_dtype(self) -> type[np.floating[Any]]:
         """The NumPy dtype of flat copies: float64 for float64, else float32."""
         return np.float64 if self.dtype == native.FLOAT64 else np.float32
-
-    @property
-    def count(self) -> int:
-        """Number of elements: N in the formulas."""
-        if not self._reshaped:
-            return self._members_count
-        return sum(
-            member.count if (view := self._views[index]) is None else math.prod(view.shape)
-            for index, member in self.members.items()
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes to communicate, before an algorithm encodes them."""
-        return self.count * native.dtype_size(self.dtype) if self._reshaped else self._members_nbytes
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {[member.name for member in self.members.values()]})"

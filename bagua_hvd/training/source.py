@@ -91,14 +91,14 @@ class Source(ABC):
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027
-        """Called when all views of this step hold results: undoes compression and copies."""
+        """Called when all views hold results: undoes compression and copies. prepare() then begins anew."""
 
     def holds_reduced(self) -> bool:
         """Whether gradients are still those that finish() left, perhaps with later additions."""
         return False
 
     def discard(self) -> None:  # noqa: B027
-        """Forgets this step's views; after finish(), or after a failure."""
+        """Forgets the views, after a failure."""
 
     def loss_scale(self) -> float | None:
         """The current factor of the loss, and so of the gradients until the step; None: none, as far as is known."""

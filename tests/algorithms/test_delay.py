@@ -6,8 +6,10 @@ The same in TensorFlow and Keras: tests/tensorflow/test_delay.py, tests/keras/te
 """
 import contextlib
 import copy
+import gc
 import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -460,7 +462,7 @@ def test_ends(run_ranks, algorithm):
 
 
 def dropped(algorithm):
-    """Results for deleted optimizers are released before the job ends."""
+    """Results for deleted optimizers are released before the job ends, and their weights at once."""
     hvd.init()
     kept = []
     for _ in range(4):
@@ -469,12 +471,15 @@ def dropped(algorithm):
         backward(model, dyadic(9, 0))
         optimizer.step()
         kept.append(len(runtime.in_flight))
+        weight = weakref.ref(next(model.parameters()))
         del model, optimizer
         hvd.barrier()
         deadline = time.monotonic() + 60
         while not all(sent.finished() for sent in runtime.in_flight):
             assert time.monotonic() < deadline
             time.sleep(0.001)
+        gc.collect()
+        assert weight() is None
     assert max(kept) == 1, kept
 
 

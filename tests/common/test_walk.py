@@ -2,10 +2,10 @@
 import pytest
 
 STEPS = 4
-TORCH = ["algorithms/bytegrad.py", "core/operations.py", "primitives.py", "reduction/reducer.py", "torch/backward.py",
+TORCH = ["algorithms/bytegrad.py", "core/operations.py", "primitives.py", "reduction/window.py", "torch/backward.py",
          "torch/frontend.py", "torch/source.py", "training/buckets.py"]
 FIT = ["_keras/optimizer.py", "_keras/reduction.py", "algorithms/gradient_allreduce.py", "core/operations.py",
-       "primitives.py", "reduction/reducer.py", "tensorflow/bridge.py", "tensorflow/graphs.py",
+       "primitives.py", "reduction/window.py", "tensorflow/bridge.py", "tensorflow/graphs.py",
        "tensorflow/reduction.py", "tensorflow/source.py", "tensorflow/step.py", "training/buckets.py"]
 
 

@@ -8,6 +8,7 @@ import bagua_hvd.tensorflow as hvd_tensorflow
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
+from bagua_hvd.reduction.window import Window
 
 pytestmark = pytest.mark.timeout(600)
 SECONDS = 500       # on a busy machine
@@ -119,24 +120,16 @@ def training(how):
     model.compile(hvd.DistributedOptimizer(make_plain()), "mse", jit_compile=False)
     state = hvd.elastic.KerasState(model, every_step=True, batch=0, epoch=0)
     entered, happened, callback = [], set(), None
-    reduction = model.optimizer.distribution.reduction
-    make_step = reduction._make_step
+    wait = Window.wait
 
-    def makes_one_that_fails(*arguments):
-        step = make_step(*arguments)
-        wait = step.reducer._wait
+    def fails_after_wait(window):
+        failure = wait(window)
+        behind = rank == 1 and (state.epoch, state.batch) == (0, 3) and 3 not in happened
+        if behind:
+            happened.add(3)
+        return HorovodInternalError("simulated") if behind else failure
 
-        def fails_after_wait(window):
-            failure = wait(window)
-            behind = rank == 1 and (state.epoch, state.batch) == (0, 3) and 3 not in happened
-            if behind:
-                happened.add(3)
-            return HorovodInternalError("simulated") if behind else failure
-
-        step.reducer._wait = fails_after_wait
-        return step
-
-    reduction._make_step = makes_one_that_fails
+    Window.wait = fails_after_wait
     callback = Faults(state, happened)
     train = by_fit(model, state, callback) if how == "fit" else by_hand(model, state, callback, how == "function")
 

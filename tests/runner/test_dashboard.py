@@ -21,11 +21,13 @@ SCRIPT = """
 import os, sys, time
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics as hvd
-from bagua_hvd.job.statistics import counter_of
+from bagua_hvd.job.statistics import Account
 hvd.init()
 for i in range(8):
     objects.allgather_object(hvd.context(), bytes(1 << 18), f"object.{i}")
-    counter_of("Ours")[0].steps += 1
+    account = Account("Ours")
+    account.renew()
+    account.record.steps += 1
     time.sleep(0.4)
 sys.stderr.write("no end")
 """

@@ -9,6 +9,7 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.elastic import HostUpdateResult, notification_manager
+from bagua_hvd.reduction.window import Window
 from bagua_hvd.torch.elastic import state as state_module
 
 RANKS, STEPS, BATCH = 3, 14, 2
@@ -63,7 +64,7 @@ def training(passes, behind):
     sampler = hvd.elastic.ElasticSampler(range(len(DATA)), shuffle=False)
     state = hvd.elastic.TorchState(model, optimizer, every_step=True, sampler=sampler, step=0, micro=0, log=())
     torch.manual_seed(100 + rank)
-    entered, happened, made, wait = [], set(), [], optimizer.reducer._wait
+    entered, happened, made, wait = [], set(), [], Window.wait
 
     def once(event, step):
         return state.step == step and event not in happened and not happened.add(event)
@@ -72,7 +73,7 @@ def training(passes, behind):
         failure = wait(window)
         return HorovodInternalError("simulated") if once("behind", 3) and rank == behind else failure
 
-    optimizer.reducer._wait = fails_after_wait
+    Window.wait = fails_after_wait
 
     @hvd.elastic.run
     def train(state):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.core.operations import byte_counter
+from bagua_hvd.core.operations import counted
 from bagua_hvd.job import runtime, statistics
 from ports import free_port
 from two_phases import TwoPhases
@@ -89,9 +89,9 @@ def by_algorithm(kind):
     assert both.bytes_sent - both.algorithms["GradientAllReduce"].bytes_sent >= 32_000
     # Algorithms beyond the limit of counters count in the total only.
     for number in range(70):
-        token = byte_counter.set(statistics.counter_of(f"Algorithm{number}")[1])
-        hvd.allreduce(torch.ones(1000), name="counted")
-        byte_counter.reset(token)
+        account = statistics.Account(f"Algorithm{number}")
+        account.renew()
+        counted(account.byte_counter, hvd.allreduce, torch.ones(1000), None, "counted")
     many = hvd.statistics().recent
     assert many.algorithms["Algorithm0"].bytes_sent == many.algorithms["Algorithm50"].bytes_sent >= 4000
     assert many.algorithms["Algorithm69"].bytes_sent == 0 and many.bytes_sent >= 70 * 4000

@@ -34,8 +34,7 @@ _BESIDES = ("step", "before_step", "after_step", "backward_begins", "communicate
 
 def besides_gradients(algorithm: Algorithm) -> str:
     """Names what the algorithm does besides communicating gradients; "" if nothing."""
-    besides = [name for name in _BESIDES if getattr(type(algorithm), name) is not getattr(Algorithm, name)]
-    return ", ".join(besides) or ("weights" if algorithm.uses_weights else "")
+    return ", ".join(algorithm.overrides(*_BESIDES)) or ("weights" if algorithm.uses_weights else "")
 
 
 @dataclass
