@@ -55,7 +55,7 @@ class Reduction(ABC):
         self.options = options
         self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
         self._passes = passes
-        self._local = ByIdentity(self.native)       # variables that are not reduced
+        self._local: Any = ()       # variables that are not reduced
         self._used: Any = None      # the current step
         self._weight: tuple[Any, bool] | None = None    # (weight of the next average, was it set in a trace?)
         self._steps: dict[Any, Any] = {}        # by ids of variables, all of which live
@@ -121,6 +121,7 @@ class Reduction(ABC):
 
     def register_local(self, variable: Any) -> None:
         """Excludes the variable from the reduction from now on."""
+        self._local = self._local or ByIdentity(self.native)
         self._local.add(variable)
 
     def set_weight(self, weight: Any) -> None:
