@@ -136,7 +136,8 @@ class Algorithm:
         """Starts the communication of a ready bucket; returns its Operation, or any object with wait().
 
         Called from within the backward pass, in an order that may differ between ranks: it must not block.
-        Several operations in sequence are written as an Exchange (exchange.py).
+        Several operations in sequence are written as an Exchange (exchange.py); what other objects post in wait()
+        does not count for the algorithm in hvd.statistics().
         """
         raise NotImplementedError
 

@@ -270,5 +270,4 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         runtime.optimizers.pop(id, None)
         process_set.process_set_id = None
         process_set.removals += 1
-        runtime.changes += 1
     return removed

@@ -32,6 +32,7 @@ from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import counted
@@ -121,7 +122,8 @@ class Reducer:
         self._warned_about: set[str] = set()
         self._overlaps = variables.read("BAGUA_OVERLAP") and not delay
         self._late: DelayedWindow | None = None     # with delay=1: the previous window
-        self._agreed: int | None = None         # runtime.changes when the ranks last agreed
+        self._agreed: tuple[int, int] | None = None     # runtime.changes and group.removals when the ranks last agreed
+        self._dtypes_are_new = False    # the ranks have agreed, and the first window after that is not posted yet
         self._weight: Weight | None = None      # of the next window
         self._posted_weight: Weight | None = None       # the last one, though reset() may have dropped it
         self.model = Model("weights", source, group, algorithm)
@@ -157,7 +159,7 @@ class Reducer:
     @property
     def agreed(self) -> bool:
         """Whether the ranks have agreed (see _agree()) since ranks last came or went, or numbers changed."""
-        return self._agreed == runtime.changes
+        return self._agreed == (runtime.changes, self.group.removals)
 
     @property
     def number(self) -> Any:
@@ -191,6 +193,7 @@ class Reducer:
         """
         self._layout.add(members, groups)
         self._agreed = None
+        self._source.discard()
         self._begin_window()
 
     def reduce_added(self, first: int) -> None:
@@ -370,6 +373,7 @@ class Reducer:
             HorovodInternalError: on all ranks, if their gradients are for different variables.
         """
         model, layout = self.model, self._layout
+        registered_id(self.group)       # else it has been removed
         own = self.number       # a new one, if numbers have changed
         self._account.renew()
         model.window = 0        # new ranks know of no earlier window
@@ -389,14 +393,19 @@ class Reducer:
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._warn_once("the set of ranks changed: per-rank state", "is reset")
-        for bucket in model.gradients:
+        self._dtypes_are_new = True
+        if agreed.complete:
+            self._agreed = runtime.changes, self.group.removals
+            counted(self._account.byte_counter, self.algorithm.agreed, model)
+            self._resize()
+
+    def _check_dtypes(self):
+        """After the first communication, since compression may change dtypes."""
+        self._dtypes_are_new = False
+        for bucket in self.model.gradients:
             if not self.algorithm.takes(bucket.dtype):
                 self._warn_once(f"buckets such as {bucket.name}",
                                 "are sent by gradient_allreduce because of their dtype")
-        if agreed.complete:
-            self._agreed = runtime.changes
-            counted(self._account.byte_counter, self.algorithm.agreed, model)
-            self._resize()
 
     def _set_sparse(self, index, sparse_dim):
         if self._source.bypasses_buckets(index, sparse_dim) and self._layout.bucket_of[index] is not None:
@@ -441,6 +450,8 @@ class Reducer:
             if self._weight is not None and window.communicates:
                 self._weigh(self._weight)
             window.post_rest()
+            if self._dtypes_are_new and window.communicates:
+                self._check_dtypes()
             if isinstance(window, DelayedWindow):
                 self._late = window
         except Exception as error:

@@ -1,4 +1,6 @@
 """Errors raised by the constructor of an optimizer, each before it changes anything."""
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -89,6 +91,28 @@ def optimizers():
 @pytest.mark.parametrize("n", [1, 2])
 def test_optimizers_that_cannot_be_served(run_ranks, n):
     run_ranks(n, optimizers)
+
+
+def dtypes():
+    """A warning names buckets that the algorithm does not take in the dtype that is sent, after compression."""
+    hvd.init()
+    none, fp16 = hvd.Compression.none, hvd.Compression.fp16
+    for dtype, compression, expected in ((torch.float32, fp16, 1), (torch.float16, none, 1), (torch.float32, none, 0)):
+        model = torch.nn.Linear(4, 4).to(dtype)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=compression,
+                                             algorithm=ByteGrad(codec=codecs.float32))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model(torch.ones(2, 4, dtype=dtype)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        about_dtypes = ["because of their dtype" in str(each.message) for each in caught]
+        assert about_dtypes == [True] * (expected if hvd.rank() == 0 else 0)
+
+
+def test_dtypes(run_ranks):
+    run_ranks(2, dtypes)
 
 
 def synchronous_batch_norm():

@@ -200,7 +200,14 @@ def optimizers_in_a_freed_id():
     for each in made:
         step(*each, 1.5)
     id = one.process_set_id
+    everywhere = optimizer_of(hvd.global_process_set)
+    step(*everywhere, 2.0)
     assert hvd.remove_process_set(one)
+    if made:
+        with pytest.raises(ValueError, match="is not registered, or has been removed: pass it to"):
+            step(*made[0], 1.5)
+    assert everywhere[1].reducer.agreed       # the ranks need not agree again because of another set
+    step(*everywhere, 2.0)
     other = hvd.add_process_set([0, 2])
     assert other.process_set_id == id
     if other.included():

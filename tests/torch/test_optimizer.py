@@ -212,6 +212,18 @@ def unused_parameters():
     opt.step()
     assert_same_everywhere(nn.ModuleList([branches, late]))
     assert late.bias.grad[0].item() == (hvd.size() - 1) / 2
+    # Added after a backward pass whose gradients are dropped.
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(branches[0].parameters(), lr=0.1), gradients_untouched=True)
+    for _ in range(2):
+        branches[0](torch.ones(1, 3)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    branches[0](torch.ones(1, 3)).sum().backward()
+    opt.add_param_group({"params": late.parameters()})
+    opt.zero_grad()
+    (branches[0](torch.ones(1, 3)).sum() + late(torch.ones(1, 3)).sum()).backward()
+    opt.step()
+    assert late.bias.grad[0].item() == branches[0].bias.grad[0].item() == 1
 
 
 def test_unused_and_late_parameters(run_ranks):
