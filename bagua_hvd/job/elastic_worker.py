@@ -162,7 +162,9 @@ class DriverLink:
                 left -= 1
                 with suppress(OSError):     # the next receive() returns None, too
                     self._connect(HelloAgain)
-                    self._send(self._pending or Ping())     # the driver may have missed it
+                    if self._pending:       # the driver may have missed it
+                        self._send(self._pending)
+                    self._send(Ping())      # and its own
                 time.sleep(1)
                 continue
             left = _CONNECTIONS_MAX

@@ -64,13 +64,13 @@ class Dashboard:
 
     def report(self, rank: int, facts: dict[str, float]) -> None:
         """Takes a report."""
-        if rank in self._ranks:         # else the rank no longer exists
-            self._ranks[rank].update(facts)
+        if line := self._ranks.get(rank):       # else the rank no longer exists; another thread may change them
+            line.update(facts)
 
     def stall(self, rank: int, operations: int, names: Sequence[str]) -> None:
         """Takes the number of operations that others wait for and this rank has not requested, and the first names."""
-        if rank in self._ranks:
-            self._ranks[rank].stalled = ", ".join(names) + (" ..." if operations > len(names) else "")
+        if line := self._ranks.get(rank):
+            line.stalled = ", ".join(names) + (" ..." if operations > len(names) else "")
 
     def _table(self):
         from rich.table import Table

@@ -723,3 +723,85 @@ def test_too_few_hosts_that_reach_each_other():
     job.wait(1)
     assert "Timed out waiting for minimum number of slots" in str(job.driver.failure)
     assert "these two do not reach each other" in str(job.driver.failure)
+
+
+def left_out(**settings):
+    """A Job of three whose worker 2 was left out of the last rendezvous, after 700 s, since its host was taken away."""
+    job = running({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1, **settings)
+    job.wait(700)
+    job.find({"a": 1, "b": 1})
+    job.join(0, 1)
+    assert job.ranks() == {0: 0, 1: 1}
+    job.sync(0, 1)
+    return job
+
+
+def test_a_worker_that_is_left_out_and_hangs_is_stopped():
+    job = left_out(elastic_timeout=60)
+    job.wait(59)
+    assert job.stopped == []
+    job.end(0, 0)
+    job.end(1, 0)
+    assert not job.driver.finished
+    job.wait(2)
+    assert job.stopped == [2]
+    job.end(2, 143)
+    assert job.driver.finished and job.driver.failure is None
+
+
+def test_a_host_that_returns_has_time_to_synchronize():
+    job = left_out(elastic_timeout=60)
+    job.find({"a": 1, "b": 1, "c": 1})
+    job.wait(30)
+    assert job.stopped == [] and job.killed == []
+    job.join(2)
+    job.join(0, 1)
+    assert job.ranks() == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_deadline_for_a_response_ends_when_the_worker_joins():
+    job = running({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1, start_timeout=30)
+    job.frozen = {1, 2}
+    job.join(0)                     # the others are sent a Ping
+    job.frozen = {2}
+    job.wait(20)
+    job.join(1)
+    job.driver.disconnected(1)
+    job.wait(11)                    # past the first deadline
+    assert job.killed == [2]
+
+
+def test_a_suspended_worker_does_not_keep_the_end_waiting():
+    job = running({"a": 1, "b": 1, "c": 1, "d": 1}, num_proc=4, min_num_proc=1, start_timeout=30)
+    job.frozen = {2}
+    job.end(1, 0)
+    job.join(0, silent=2)
+    job.join(3, silent=2)
+    job.end(0, 1)
+    job.end(3, 1)
+    job.wait(31)
+    job.wait(31)
+    assert job.killed == [2]
+    job.end(2, 137)
+    assert job.driver.finished and job.driver.failure is not None
+
+
+def test_the_first_rendezvous_waits_from_the_first_that_still_waits():
+    job = Job({"a": 1, "b": 1, "c": 1}, cooldown_range=(1, 2), num_proc=3, min_num_proc=1, start_timeout=30)
+    job.join(0)
+    job.end(0, 1)
+    job.wait(40)
+    job.join(1)
+    assert job.ranks() == {}        # worker 2 is still starting
+    job.wait(31)
+    assert job.ranks() == {1: 0}
+
+
+def test_newcomers_do_not_end_a_job_whose_last_member_with_the_state_ends_by_itself():
+    job = running({"a": 2}, survivors_seconds=5, min_num_proc=1)
+    job.find({"a": 2, "b": 1})
+    job.join(2)
+    job.end(0, 1, because_of=1)
+    assert job.driver.failure is None
+    job.end(1, 7)
+    assert (job.driver.failure.rank, job.driver.failure.exit_code) == (1, 7)

@@ -1,5 +1,6 @@
 """Failures of hosts and programs give a sentence, in every version of Python."""
 import concurrent.futures
+import errno
 import signal
 import subprocess
 import sys
@@ -153,6 +154,17 @@ def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
     crew = Crew([], {}, None, None, NoReach(), None, None, b"", None, lambda *how: ended.set_result(how))
     crew.start(4, "far", None)
     assert ended.result(30) == (4, 255, "'nobody has thought of this'", None)
+
+
+def test_a_lack_of_threads_is_reported_as_one_of_processes_is(monkeypatch):
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    ended = []
+    crew = Crew([], {}, None, None, None, None, None, b"", None, lambda *how: ended.append(how))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    crew.start(4, "far", None)
+    assert [(number, code, error.errno) for number, code, error, _ in ended] == [(4, None, errno.EAGAIN)]
 
 
 def test_an_output_file_that_cannot_be_opened_costs_the_copy_only(tmp_path):

@@ -83,7 +83,11 @@ class Crew:
 
     def start(self, number: int, host: str, slot: SlotInfo) -> None:
         """Starts the worker `number` at a SlotInfo, once its host can be reached."""
-        threading.Thread(target=self._find, args=(number, host, slot), name="elastic worker", daemon=True).start()
+        finder = threading.Thread(target=self._find, args=(number, host, slot), name="elastic worker", daemon=True)
+        try:
+            finder.start()
+        except RuntimeError as error:       # a limit of threads
+            self._not_started(number, OSError(errno.EAGAIN, str(error)))
 
     def _find(self, number, host, slot):
         try:

@@ -5,7 +5,7 @@ A worker goes through these phases:
     STARTING    its process runs and has not called init()
     WAITING     it is in init(), until the driver assigns its rank
     RUNNING     it has a rank
-    LEAVING     it was dismissed, is being stopped, has disconnected, or another worker failed on its host
+    LEAVING     it was dismissed, is being stopped, or another worker failed on its host
 
 and a job through generations, each of which begins with a rendezvous. It is held when all running workers that can
 continue wait for it, and there are enough: then every member gets its rank and the name of the rendezvous. So
@@ -138,7 +138,6 @@ class ElasticDriver:
         self._failed_rendezvous = 0     # consecutive rendezvous that failed to connect without a failed member
         self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
         self._no_start_before = -math.inf   # this process lacks what it needs for one more worker
-        self._first_join_at = math.inf  # time of the first init() call
         self._waiting_since: float | None = None        # since when workers wait for slots or other workers
         self._host_changes: tuple[Any, int, float] | None = None        # (what, timestamp, when sent last)
         self._timestamp = 0
@@ -165,8 +164,7 @@ class ElasticDriver:
             return
         self._unconnected = failure or self._unconnected
         self._enter(worker, Phase.WAITING)
-        worker.skip_sync, worker.silent = skip_sync, silent
-        self._first_join_at = min(self._first_join_at, self._clock())
+        worker.skip_sync, worker.silent, worker.respond_by = skip_sync, silent, None
 
     def _kill_silent(self):
         """Kills the member that most others report as silent, once all members on other hosts have called init().
@@ -338,9 +336,15 @@ class ElasticDriver:
         worker.since = self._clock()
 
     def _release_unplaced(self, staying, now):
-        """Stops workers without a slot that have nothing to lose, and those whose time to leave is over."""
+        """Stops workers without a slot that have nothing to lose, and those whose time to leave is over.
+
+        So is the time of a worker that was left out of a rendezvous, and has not called init() for elastic_timeout.
+        """
         for worker in self._workers.values():
+            left_out = worker.phase is Phase.RUNNING and not self._matters(worker)
             if worker.leave_by is not None and now > worker.leave_by:
+                self._stop(worker)
+            elif worker not in staying and left_out and now > worker.since + self._settings.elastic_timeout:
                 self._stop(worker)
             elif worker not in staying and worker.phase is Phase.STARTING:
                 self._stop(worker)
@@ -380,6 +384,8 @@ class ElasticDriver:
         # Before the first rendezvous, workers may not need one.
         members = [worker for worker in self._live() if self._matters(worker)]
         self._release_unplaced(members, self._clock())
+        if self._failures:      # the others may wait for one that is suspended
+            self._ping(members, self._clock())
         for worker in members:
             if worker.phase is Phase.WAITING:
                 self._enter(worker, Phase.RUNNING)
@@ -419,11 +425,12 @@ class ElasticDriver:
         members = [worker for worker in staying if worker.phase is Phase.WAITING]
         if len(members) < self._min_num_proc or any(worker.phase is Phase.RUNNING for worker in staying):
             return
-        first_wait = self.generation == 0 and now < self._first_join_at + self._settings.start_timeout
+        first_wait = self.generation == 0 and now < (
+            min(worker.since for worker in members) + self._settings.start_timeout)
         if first_wait and any(worker.phase is Phase.STARTING for worker in staying):
             return
         if self._state_exists and not any(worker.has_state for worker in members):
-            if not self._running():
+            if not self._running() and not self._any_in_grace():
                 self._fail(RuntimeError(NO_HOSTS_LEFT))
             return
         if self._exceeds_limit(self.generation):
@@ -477,6 +484,8 @@ class ElasticDriver:
         for worker in self._workers.values():
             if worker not in members:       # its state is out of date from now on
                 worker.rank, worker.has_state = None, False
+                if worker.phase is Phase.RUNNING:
+                    worker.since = self._clock()
         for worker, slot in assign(members, list(hosts)).items():
             self._enter(worker, Phase.RUNNING)
             worker.syncs, worker.silent, worker.respond_by = False, None, None
@@ -495,8 +504,8 @@ class ElasticDriver:
 
     def _give_up(self, staying, hosts, now):
         """Ends the job if it cannot continue, or has not for too long."""
-        if any(worker.leave_by is not None and worker.rank is not None for worker in self._workers.values()):
-            return      # a worker that ends by itself may be the cause of the failure
+        if self._any_in_grace():
+            return
         live = self._live()
         if self._state_exists and not any(worker.has_state for worker in live):
             failure = _cause(self._failures)
@@ -536,6 +545,10 @@ class ElasticDriver:
             self._fail(RuntimeError(
                 f"Timed out waiting for workers to call init() after {timeout:g} s: {len(missing)} of {len(staying)}, "
                 f"on {where}, have not. Check what they are doing, or give a longer --elastic-timeout."))
+
+    def _any_in_grace(self):
+        """Whether a member is ending by itself, which may be the cause of the failure."""
+        return any(worker.leave_by is not None and worker.rank is not None for worker in self._workers.values())
 
     def _fail(self, error):
         """Ends the job. In workers, init() raises now or at the next call; they may save their work."""

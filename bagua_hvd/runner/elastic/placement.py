@@ -27,7 +27,7 @@ class Worker:
         has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
         skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
         respond_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
-        leave_by: in LEAVING, when it will be stopped; None: it was stopped, or has disconnected.
+        leave_by: in LEAVING, when it will be stopped; None: it was stopped.
     """
 
     number: int
