@@ -46,7 +46,7 @@ class _Runtime:
         self.shared_numbers: dict[Any, list] | None = None  # after share_numbers() there
         self.init_repeated = False              # then a process group that started the runtime does not stop it
         self.inits = 0                          # names the rendezvous of a job that is not elastic
-        self.changes = 0                        # calls of init(), join(), remove_process_set(): ranks agree anew
+        self.changes = 0                        # calls of init() and join(): ranks must exchange their facts anew
         self.in_flight: set[Any] = set()        # see track()
         self.process_sets: Any = None                # as passed to init(), for restart()
         self.restart_numbers()

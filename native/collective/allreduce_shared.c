@@ -29,9 +29,6 @@ static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t blo
     shared_copy_in(exec, a->reduction, &a->in, buffer, block_bytes(a, block));
 }
 
-// The own chunk is read in place, unless it has to be scaled first.
-static bool own_is_copied(const struct allreduce_pipeline *a) { return a->reduction->prescale != 1.0; }
-
 static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
@@ -39,8 +36,8 @@ static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, siz
     unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
     const size_t nbytes = block_bytes(a, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
-    shared_copy_in(exec, a->reduction, &a->in, buffer, own_is_copied(a) ? end : begin);
-    if (!own_is_copied(a))
+    shared_copy_in(exec, a->reduction, &a->in, buffer, own_is_copied(a->reduction) ? end : begin);
+    if (!own_is_copied(a->reduction))
         span_cursor_skip(&a->in, end - begin);
     shared_copy_in(exec, a->reduction, &a->in, buffer + end, nbytes - end);
 }
@@ -84,7 +81,7 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
     span_cursor_skip(&a->own, at);
     for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
         unsigned char *to = exec->writes.streamed ? sum : buffer + at;
-        shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a) ? NULL : src, to, n);
+        shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a->reduction) ? NULL : src, to, n);
         if (to == sum)
             shared_put(exec, buffer + at, sum, n);
         copy_of(a, src, dst)(dst, to, n);

@@ -37,7 +37,7 @@ bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, const 
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", nbytes);
     hierarchy_find(h, root, &host, &index);
     *b = (struct broadcast){.local = h->local, .index = index};
-    struct schedule *schedule = plan_begin(plan, h->cross ? h->cross : h->local);
+    struct schedule *schedule = plan_begin(plan, hierarchy_senders(h));
     for (size_t at = 0; at < nbytes; at += piece) {
         const struct location in = in_buffer(INPUT_BUFFER, at), out = in_buffer(OUTPUT_BUFFER, at);
         const size_t n = size_min(piece, nbytes - at);

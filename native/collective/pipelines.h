@@ -4,6 +4,9 @@
 
 #include "executor/shared.h"
 
+// A member reads its own values in place. If they have to be scaled first, it copies them in.
+static inline bool own_is_copied(const struct reduction *reduction) { return reduction->prescale != 1.0; }
+
 struct allreduce_pipeline {
     struct pipeline pipeline;
     const struct reduction *reduction;

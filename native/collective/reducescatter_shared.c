@@ -3,9 +3,6 @@
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 
-// The own values are read in place, unless they have to be scaled first.
-static bool own_is_copied(const struct reducescatter_pipeline *r) { return r->reduction->prescale != 1.0; }
-
 static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
@@ -15,7 +12,7 @@ static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t blo
     for (int i = 0; i < group->size; begin += r->part[i++]) {
         size_t n = shared_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
-        if (i != group->rank || own_is_copied(r))
+        if (i != group->rank || own_is_copied(r->reduction))
             shared_copy_in(exec, r->reduction, &cursor, buffer + (size_t)i * r->piece, n);
         if (i != group->rank)
             executor_count_shared(exec, n, 0);
@@ -31,8 +28,8 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
     const unsigned char *own;
     unsigned char *unused;
     for (size_t at = 0, n; (n = span_cursor_next(&cursor, mine - at, &own, &unused)); at += n)
-        shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece + at, own_is_copied(r) ? NULL : own,
-                      r->dst + offset + at, n);
+        shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece + at,
+                      own_is_copied(r->reduction) ? NULL : own, r->dst + offset + at, n);
     executor_count_shared(exec, 0, mine * (size_t)(group->size - 1));
 }
 

@@ -131,7 +131,7 @@ struct shards *shards_plan(struct executor *exec, const struct group *group, con
                          .cut = {list->nbytes, shard_nbytes, in_flight}, .piece = {.spans = memory, .capacity = spans},
                          .part = (size_t *)(memory + spans)};
     x->cut.in_flight = size_min(in_flight, pieces_of(h, &x->cut));
-    plan_begin(plan, h->cross ? h->cross : h->local);
+    plan_begin(plan, hierarchy_senders(h));
     plan->list = *list;
     *list = (struct span_list){0};
     plan->release = free;

@@ -34,6 +34,9 @@ void hierarchy_destroy(struct hierarchy *hierarchy);
 
 static inline int hierarchy_members_of(const struct hierarchy *h, int host) { return h->first[host + 1] - h->first[host]; }
 
+// The group of this rank's messages; without any, that of its host.
+static inline const struct group *hierarchy_senders(const struct hierarchy *h) { return h->cross ? h->cross : h->local; }
+
 // Position in the group of a host's member.
 static inline int hierarchy_member(const struct hierarchy *h, int host, int index)
 {

@@ -60,7 +60,8 @@ static bool engine_sleep(struct executor *exec, int64_t deadline_ns, executor_re
 {
     pause_set_doorbell(exec, DOORBELL_ASLEEP);
     bool progress = exec->callbacks->poll(exec->ctx, true);
-    const bool may_sleep = (!progress || pause_blocks(exec)) && !exec->connections.poller.active_links.head && !tasks_can_advance(exec);
+    const bool is_done = !progress || (pause_blocks(exec) && !tasks_can_advance(exec));
+    const bool may_sleep = is_done && !exec->connections.poller.active_links.head;
     if (may_sleep && !exec->failure.status && !(ready && ready(exec, arg))) {
         int timeout = clock_remaining_ms(deadline_ns);
         if (timeout < 0 || timeout > exec->sleep_ms)

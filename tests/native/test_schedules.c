@@ -412,14 +412,10 @@ static int touched_by(const struct world *w, int g, struct touched out[3])
     case STEP_COPY:
         return to.begin == from.begin ? 0 : 2;          // already in place
     case STEP_REDUCE_WITHIN:
-        out[1] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, false);
-        return 2;
-    case STEP_DISTRIBUTE_WITHIN:
-        out[0] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, true);
-        return 2;
     case STEP_ENCODE:
         out[1] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, false);
         return 2;
+    case STEP_DISTRIBUTE_WITHIN:
     case STEP_DECODE:
         out[0] = touch(w, r, TENSOR_MEMORY, step->values.begin, step->values.nbytes, true);
         return 2;
