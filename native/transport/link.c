@@ -192,26 +192,13 @@ uint32_t link_number_recv(struct link *link, uint64_t execution)
     return queue ? queue->received++ : 0;
 }
 
-// The data channel with the least to do, the first one if equal: warm connections stay fast, and a lone message uses one data
-// channel.
-static struct data_channel *idlest_data_channel(struct link *link)
-{
-    struct data_channel *idlest = &link->data_channels[0];
-    for (int i = 1; i < link->data_channel_count; i++)
-        if (link->data_channels[i].waiting_nbytes < idlest->waiting_nbytes)
-            idlest = &link->data_channels[i];
-    return idlest;
-}
-
 void link_send_numbered(struct link *link, uint64_t execution, uint32_t number, struct transfer *transfer, const void *buffer,
                         size_t size, struct transfer_queue *finished, bool has_priority)
 {
-    struct data_channel *data = idlest_data_channel(link);
     link->sends.posted++;
-    data->waiting_nbytes += size;
     *transfer = (struct transfer){
         .buffer = (void *)buffer, .size = size, .header = header_of(execution, number, size), .finished = finished};
-    fifo_put(has_priority ? &data->priority_sends : &data->sends, transfer, next);
+    fifo_put(has_priority ? &link->priority_waiting : &link->waiting, transfer, next);
     link_mark_active(link);
 }
 
@@ -271,17 +258,17 @@ void link_recv_numbered(struct link *link, uint64_t execution, uint32_t number, 
     }
 }
 
-static struct transfer *next_to_send(struct data_channel *data)
+static struct transfer *next_to_send(struct link *link, struct data_channel *data)
 {
     if (!data->sending)
-        data->sending = fifo_take(data->priority_sends.head ? &data->priority_sends : &data->sends, next);
+        data->sending = fifo_take(link->priority_waiting.head ? &link->priority_waiting : &link->waiting, next);
     return data->sending;
 }
 
 static bhvd_status advance_sends(struct link *link, struct data_channel *data, bool *progress)
 {
     struct transfer *t;
-    while ((t = next_to_send(data))) {
+    while ((t = next_to_send(link, data))) {
         size_t moved, header_left = sizeof t->header - t->header_moved;
         struct iovec parts[2] = {
             {(char *)&t->header + t->header_moved, header_left},
@@ -301,7 +288,6 @@ static bhvd_status advance_sends(struct link *link, struct data_channel *data, b
         if (t->header_moved < sizeof t->header || t->moved < t->size)
             return BHVD_OK;
         data->sending = NULL;
-        data->waiting_nbytes -= t->size;
         finish(t, &link->sends);
     }
     return BHVD_OK;
@@ -563,7 +549,7 @@ bool link_ready(const struct link *link)
     for (int i = 0; i < link->data_channel_count; i++) {
         const struct data_channel *data = &link->data_channels[i];
         const struct channel_ops *ops = data->channel.ops;
-        if ((ops->writable && data_channel_has_output(data) && ops->writable(&data->channel)) ||
+        if ((ops->writable && data_channel_has_output(link, data) && ops->writable(&data->channel)) ||
             (ops->readable && data_channel_wants_input(link, data) && ops->readable(&data->channel)))
             return true;
     }
@@ -576,7 +562,7 @@ bool link_needs_poll(const struct link *link)
         const struct data_channel *data = &link->data_channels[i];
         const struct channel_ops *ops = data->channel.ops;
         // A peer that has left needs no more bytes, but may have sent some.
-        if (ops && ops->unfinished && (data_channel_has_output(data) || data_channel_wants_input(link, data) ||
+        if (ops && ops->unfinished && (data_channel_has_output(link, data) || data_channel_wants_input(link, data) ||
                                        (link->state == LINK_OPEN && ops->unfinished(&data->channel))))
             return true;
     }

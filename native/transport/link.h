@@ -1,6 +1,7 @@
 // A link: everything this rank exchanges with one peer. It has a control channel (small frames: negotiation, goodbye)
-// and one or more data channels (the messages of collectives), so that control never waits behind data. A message
-// goes over the data channel with the least to do; within one they keep their order.
+// and one or more data channels (the messages of collectives), so that control never waits behind data. Messages wait in one
+// queue; the first data channel that can write takes the next. So a lone message uses one connection, which stays warm, and
+// messages leave one after the other rather than side by side: the peer can work on the first while the next is on the wire.
 //
 // Several executions may be in flight at once. Each has a queue: messages carry the number of their execution and their own number
 // in it, so messages of different executions may be posted in any order. Both sides must post the same messages of an execution;
@@ -60,9 +61,7 @@ struct transfer_queue FIFO(struct transfer);
 
 struct data_channel {
     struct channel channel;
-    struct transfer_queue sends, priority_sends;        // priority_sends: sent between two of the others
     struct transfer *sending;                   // the message that has been begun
-    size_t waiting_nbytes;                      // of all these messages, until the kernel has them
     struct transfer_header incoming;
     size_t incoming_moved;                      // of the header that is being read
     struct transfer *receiving;                 // the transfer of the complete header; NULL: nobody expects it yet
@@ -109,6 +108,7 @@ struct link {
     struct link *next_ready;
     bool is_queued;                             // it is in that queue
     bool is_blocked, is_in_blocked_list;        // poller.h: a channel has input that nobody expects yet; the list of those holds it
+    struct transfer_queue waiting, priority_waiting;    // messages that no data channel has begun; the latter go first
     struct bytes control_out;                   // frames to write; the first control_flushed bytes are written
     size_t control_flushed;
     struct bytes control_in;                    // a frame being assembled
@@ -169,9 +169,9 @@ void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *pr
 
 static inline bool traffic_is_pending(const struct traffic *traffic) { return traffic->posted != traffic->done; }
 
-static inline bool data_channel_has_output(const struct data_channel *data)
+static inline bool data_channel_has_output(const struct link *link, const struct data_channel *data)
 {
-    return data->sending || data->sends.head || data->priority_sends.head;
+    return data->sending || link->waiting.head || link->priority_waiting.head;
 }
 
 // Is there more to read now: is something expected, and is the current message not an unexpected one?

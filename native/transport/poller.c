@@ -45,7 +45,7 @@ bhvd_status poller_update(struct poller *poller, struct link *link)
         data->channel.has_input = false;
         link->is_blocked |= !listens || has_unmatched_header(data);
         done &= set_events(poller, link, DATA + i, data->channel.fd, &data->channel.registered,
-                           (listens ? EPOLLIN : 0) | (is_open && data_channel_has_output(data) ? EPOLLOUT : 0));
+                           (listens ? EPOLLIN : 0) | (is_open && data_channel_has_output(link, data) ? EPOLLOUT : 0));
     }
     if (link->is_blocked && !link->is_in_blocked_list) {
         link->is_in_blocked_list = true;

@@ -3,6 +3,7 @@
 #include "messages.h"
 
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 static bool lacks_memory;
@@ -70,34 +71,46 @@ static unsigned char *filled(unsigned char *buffer, int value)
     return buffer;
 }
 
-static struct transfer *transfer_of(const struct data_channel *data) { return data->sends.head; }
-
-TEST(what_comes_alone_goes_over_one_stream_and_many_over_all)
+// Bytes on the way over a data channel.
+static int arrived(const struct side *side, int channel)
 {
-    enum { DATA_CHANNELS = 4 };
+    int nbytes;
+    CHECK_EQ(ioctl(side->link.data_channels[channel].channel.fd, FIONREAD, &nbytes), 0);
+    return nbytes;
+}
+
+TEST(the_first_data_channel_that_can_write_takes_the_next_message)
+{
+    enum { DATA_CHANNELS = 3, MESSAGES = 5, LONG = 1 << 20 };   // longer than what a socket holds
+    static unsigned char out[MESSAGES][LONG], in[MESSAGES][LONG];
     struct pair pair;
-    struct transfer sends[DATA_CHANNELS], receives[DATA_CHANNELS];
-    unsigned char out[LENGTH], in[DATA_CHANNELS][LENGTH];
+    struct transfer sends[MESSAGES], receives[MESSAGES];
+    bool progress;
     pair_init(&pair, 5, 5);
     for (int i = 1; i < DATA_CHANNELS; i++)
         connect_channel(&pair.a.link.data_channels[i].channel, &pair.b.link.data_channels[i].channel);
     pair.a.link.data_channel_count = pair.b.link.data_channel_count = DATA_CHANNELS;
-    for (int i = 0; i < DATA_CHANNELS; i++) {
-        post_send(&pair.a.link, 5, &sends[i], filled(out, i), LENGTH);
-        CHECK(transfer_of(&pair.a.link.data_channels[0]) == &sends[i]);
-        post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
-        CHECK_STATUS(look(&pair), BHVD_OK);
-        CHECK(receives[i].done && in[i][0] == i);
-    }
-    for (int i = 0; i < DATA_CHANNELS; i++) {
-        post_send(&pair.a.link, 5, &sends[i], filled(out, 9), LENGTH);
-        CHECK(transfer_of(&pair.a.link.data_channels[i]) == &sends[i]);
-    }
-    for (int i = 0; i < DATA_CHANNELS; i++)
+    for (int i = 0; i < MESSAGES; i++)          // all that fit go over one
+        post_send(&pair.a.link, 5, &sends[i], filled(out[i], i), LENGTH);
+    CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
+    CHECK_EQ(arrived(&pair.b, 0), MESSAGES * (LENGTH + (int)sizeof sends[0].header));
+    CHECK(!arrived(&pair.b, 1) && !arrived(&pair.b, 2));
+    for (int i = 0; i < MESSAGES; i++)
         post_recv(&pair.b.link, 5, &receives[i], in[i], LENGTH);
     CHECK_STATUS(look(&pair), BHVD_OK);
-    for (int i = 0; i < DATA_CHANNELS; i++)
-        CHECK(receives[i].done && in[i][0] == 9 && !pair.a.link.data_channels[i].waiting_nbytes);
+    for (int i = 0; i < MESSAGES; i++) {
+        CHECK(receives[i].done && in[i][0] == i);
+        post_send(&pair.a.link, 5, &sends[i], memset(out[i], 9 + i, LONG), LONG);
+    }
+    CHECK_STATUS(link_advance(&pair.a.link, on_frame, NULL, &progress), BHVD_OK);
+    for (int i = 0; i < DATA_CHANNELS; i++)     // the last two messages wait for the first of them that can write again
+        CHECK(pair.a.link.data_channels[i].sending == &sends[i]);
+    for (int i = 0; i < MESSAGES; i++)
+        post_recv(&pair.b.link, 5, &receives[i], in[i], LONG);
+    for (int i = 0; i < MESSAGES * LONG / LENGTH && !receives[MESSAGES - 1].done; i++)
+        CHECK_STATUS(look(&pair), BHVD_OK);
+    for (int i = 0; i < MESSAGES; i++)
+        CHECK(sends[i].done && receives[i].done && in[i][LONG - 1] == 9 + i);
     pair_fini(&pair);
 }
 
