@@ -23,7 +23,7 @@ enum {
     LINK_FRAME_MAX = 64 << 20,                  // bytes of a control frame's payload
     LINK_DATA_CHANNELS_MAX = 8,
     LINK_MATCH_QUEUES = 8,                      // executions in flight at once
-    LINK_UNEXPECTED_MAX = 1 << 20               // longest message that is read before it is expected
+    LINK_UNEXPECTED_MAX = 4 << 20               // longest message that is read before it is expected; longer than any code
 };
 
 // The owner of messages: an execution, by its number modulo 2^32, or a pairwise operation of this id.

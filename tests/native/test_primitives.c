@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "job.h"
+#include "kernel/segments.h"
+#include "transport/link.h"
 
 enum {
     COUNT = (1 << 18) + 1001,       // two segments of each kind, in a vector of three tensors
@@ -161,4 +163,15 @@ TEST(adam_on_tensors)
     float *const all[7] = {m, v, g, x, sent, exact, own};
     for (int i = 0; i < 7; i++)
         free(all[i]);
+}
+
+// Else a code that is not expected yet could block an earlier execution's messages for ever.
+TEST(a_link_may_read_every_code_before_it_is_expected)
+{
+    const struct bhvd_codec_options all = {.parameter = 1};
+    for (int codec = BHVD_CODEC_NONE + 1; codec < BHVD_CODEC_COUNT; codec++) {
+        const bool is_sparse = codec == BHVD_CODEC_TOPK || codec == BHVD_CODEC_TOPK_2BIT;
+        for (int dtype = 0; dtype < BHVD_DTYPE_COUNT; dtype++)
+            CHECK(bhvd_encoded_size(codec, dtype, SEGMENTS_MAX_COUNT, is_sparse ? &all : NULL) <= LINK_UNEXPECTED_MAX);
+    }
 }
