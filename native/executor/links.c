@@ -112,8 +112,10 @@ static bool advance_ready(struct executor *exec)
         return false;
     fifo_take_all(active_links);
     for (struct link *link; (link = link_queue_pop(&now)) && !exec->failure.status;) {
-        if (is_needed(link) && connections_open(&exec->connections, link))
+        if (is_needed(link) && connections_open(&exec->connections, link)) {
             executor_fail(exec, BHVD_ERR_SYSTEM, "no memory to connect to rank %d", link->rank);
+            break;
+        }
         const bool moved = advance(exec, link, true);
         progress |= moved;
         update(exec, link);

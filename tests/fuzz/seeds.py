@@ -20,7 +20,7 @@ def request(kind, name, shape=(6,), process_set=1, splits=(), codec=1, op=1, dty
     """A request as in native/core/message/request.h. shape None: no tensor."""
     tensors = b"" if shape is None else struct.pack(f"<BB{len(shape)}q", dtype, len(shape), *shape)
     return struct.pack("<IH", process_set, len(name)) + name + struct.pack(
-        "<BBBdBBqBqqddI", kind, op, codec, 0, 0, 0, 0, 0, -1, 0, 1, 1, int(shape is not None)
+        "<BBBdBBqBBqddI", kind, op, codec, 0, 0, 0, 0, 0, 0, 0, 1, 1, int(shape is not None)
     ) + tensors + struct.pack(f"<I{len(splits)}q", len(splits), *splits)
 
 

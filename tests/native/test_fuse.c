@@ -10,7 +10,7 @@ enum { MANY = 5000, THRESHOLD = 64 };
 static struct coordinator c;
 
 // Adds an operation as if a set's only member requested it.
-static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
+static struct pending *add_on(int device, int64_t count, bhvd_dtype dtype, double factor)
 {
     static char names[MANY][8];
     static int number;
@@ -18,7 +18,7 @@ static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
     snprintf(name, sizeof names[0], "t%d", number++ % MANY);
     const struct bhvd_tensor tensor = {.src = &c, .shape = &count, .ndim = 1, .dtype = dtype};
     const struct bhvd_args args = {.kind = BHVD_ALLREDUCE, .name = name, .tensors = &tensor, .tensor_count = 1, .op = BHVD_OP_SUM,
-                                   .prescale_factor = factor, .postscale_factor = 1.0, .device = -1};
+                                   .prescale_factor = factor, .postscale_factor = 1.0, .device = device};
     struct pending *pending = calloc(1, sizeof *pending + sizeof pending->requests[0]);
     struct bytes bytes = {0};
     request_write(&bytes, 1, &args);
@@ -28,6 +28,8 @@ static struct pending *add(int64_t count, bhvd_dtype dtype, double factor)
     fifo_put(&c.ready, pending, next_ready);
     return pending;
 }
+
+static struct pending *add(int64_t count, bhvd_dtype dtype, double factor) { return add_on(-1, count, dtype, factor); }
 
 static void begin(void)
 {
@@ -44,6 +46,17 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
     CHECK(a->fused.head == fits && !fits->next_fused && a->fused_count == 2);
     CHECK(!b->fused.head);
     CHECK(too_much->fused.head == full && too_much->fused_nbytes == 44);
+    fuse_fini(&c);
+}
+
+// The first request may come from any rank of a host, each of which has its own GPU.
+TEST(operations_on_any_gpu_go_together_and_others_do_not)
+{
+    begin();
+    struct pending *a = add_on(0, 1, BHVD_FLOAT32, 1), *b = add_on(3, 1, BHVD_FLOAT32, 1), *on_host = add(1, BHVD_FLOAT32, 1);
+    fuse(&c, THRESHOLD);
+    CHECK(a->fused.head == b && a->fused_count == 2);
+    CHECK(a->next_ready == on_host && !on_host->fused.head);
     fuse_fini(&c);
 }
 

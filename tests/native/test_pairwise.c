@@ -153,6 +153,47 @@ TEST(no_memory_for_a_signal_ends_all_operations)
     end_ranks();
 }
 
+static void warn_soon(int rank, struct bhvd_context_options *options)
+{
+    (void)rank;
+    options->stall_warning_ms = 2000;
+}
+
+// Warnings of rank 0 about the average.
+static int warnings(void)
+{
+    struct bhvd_record *record;
+    int count = 0;
+    for (; log_next(&ranks[0].ctx->log, 0, &record) == 1; bhvd_record_free(record))
+        count += strstr(record->text, "has waited for rank") != NULL;
+    return count;
+}
+
+// Warnings end with the context's failure, which is reported instead.
+TEST(a_late_neighbor_is_warned_of_until_the_failure)
+{
+    for (int fails = 0; fails < 2; fails++) {
+        memset(values, 0, sizeof values);
+        begin_job("ABC", 0, warn_soon);
+        for (int i = 0; i < 3; i++)
+            average("x", 4);
+        post_one(0, BHVD_D_FP_S, "x", 4);
+        pass(1000 * MS);
+        CHECK_EQ(warnings(), 0);
+        if (fails)
+            executor_fail(&ranks[0].ctx->exec, BHVD_ERR_SYSTEM, "no memory");
+        pass(4000 * MS);
+        CHECK_EQ(warnings() > 0, !fails);
+        bhvd_handle_drop(handles[0]);
+        for (int r = 1; r < RANKS && !fails; r++) {
+            post_one(r, BHVD_D_FP_S, "x", 4);
+            bhvd_handle_drop(handles[r]);
+        }
+        pass(1000 * MS);
+        end_ranks();
+    }
+}
+
 // Operations that start alone do not wait until no average is in flight: each rank always has some.
 TEST(pairwise_averages_do_not_keep_others_from_starting)
 {

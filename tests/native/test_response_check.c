@@ -106,6 +106,28 @@ TEST(each_member_of_an_alltoall_hears_what_it_receives)
     free(table.buckets);
 }
 
+// A coordinator that fused an operation in host memory with one on a GPU would have its memory read by NCCL.
+TEST(operations_of_host_and_gpu_are_not_executed_together)
+{
+    struct bhvd_operation *ops[2];
+    struct execution *execution = calloc(1, sizeof *execution + sizeof execution->colls[0]);
+    for (int i = 0; i < 2; i++) {
+        ops[i] = calloc(1, sizeof *ops[i]);
+        ops[i]->coll.kind = BHVD_ALLREDUCE;
+    }
+    CHECK(response_continues(execution, ops[0]));
+    execution->count = 1;
+    execution->colls[0] = &ops[0]->coll;
+    CHECK(response_continues(execution, ops[1]));
+    ops[1]->on_gpu = true;
+    CHECK(!response_continues(execution, ops[1]));
+    ops[0]->on_gpu = true;
+    CHECK(response_continues(execution, ops[1]));
+    free(ops[0]);
+    free(ops[1]);
+    free(execution);
+}
+
 // A group whose response exceeds a frame is rejected on all ranks, and the job continues.
 TEST(a_group_that_is_too_large_to_agree_on)
 {

@@ -64,8 +64,10 @@ void engine_check_timers(bhvd_context *ctx)
 {
     heartbeat_check(ctx);
     communicators_check(ctx);
-    stall_check(ctx);
-    pairwise_check_stalls(ctx);
+    if (!ctx->exec.failure.status) {
+        stall_check(ctx);
+        pairwise_check_stalls(ctx);
+    }
     departure_check_timer(ctx, clock_now_ns());
     executor_check_progress(&ctx->exec);
 }

@@ -198,8 +198,7 @@ static void shut_down(bhvd_context *ctx, const struct stall *stall)
 void stall_check(bhvd_context *ctx)
 {
     struct coordinator *c = ctx->coordinator;
-    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || ctx->exec.failure.status ||
-        (c->pending.count == 0 && !ctx->stalled.ranks))
+    if (ctx->options.rank != 0 || ctx->options.stall_warning_ms <= 0 || (c->pending.count == 0 && !ctx->stalled.ranks))
         return;
     int64_t now_ns = clock_now_ns();
     if (now_ns < c->next_stall_check_ns)

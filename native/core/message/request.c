@@ -22,7 +22,7 @@ void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_ar
     bytes_put_u8(out, (uint8_t)args->topology);
     bytes_put_i64(out, args->round);
     bytes_put_u8(out, args->hierarchical != 0);
-    bytes_put_i64(out, args->device);
+    bytes_put_u8(out, args->device >= 0);       // not which GPU: members' requests then have equal bytes
     bytes_put_i64(out, args->root_rank);
     bytes_put_f64(out, args->prescale_factor);
     bytes_put_f64(out, args->postscale_factor);
@@ -65,7 +65,7 @@ static bool take_fields(struct bytes_reader *r, struct request *fields)
     fields->topology = bytes_take_u8(r);
     fields->round = bytes_take_i64(r);
     fields->hierarchical = bytes_take_u8(r) != 0;
-    fields->device = bytes_take_i64(r);
+    fields->on_gpu = bytes_take_u8(r) != 0;
     fields->root_rank = bytes_take_i64(r);
     fields->prescale_factor = bytes_take_f64(r);
     fields->postscale_factor = bytes_take_f64(r);
@@ -282,8 +282,8 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
     if (root_of(one) != root_of(other))
         return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %" PRId64
                         ", but another rank specified root rank %" PRId64 ".", kind, one->root_rank, other->root_rank);
-    if ((one->device < 0) != (other->device < 0))
+    if (one->on_gpu != other->on_gpu)
         return mismatch(&of, "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank specified "
-                        "device %s.", kind, one->device < 0 ? "CPU" : "GPU", other->device < 0 ? "CPU" : "GPU");
+                        "device %s.", kind, one->on_gpu ? "GPU" : "CPU", other->on_gpu ? "GPU" : "CPU");
     return BHVD_OK;
 }

@@ -33,8 +33,8 @@ struct request {
     double codec_parameter;
     bhvd_exchange exchange;
     bhvd_topology topology;
-    bool hierarchical;
-    int64_t round, device, root_rank;
+    bool hierarchical, on_gpu;
+    int64_t round, root_rank;
     double prescale_factor, postscale_factor;
     uint32_t split_count;
     const unsigned char *splits;    // i64, unaligned

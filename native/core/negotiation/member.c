@@ -122,7 +122,7 @@ static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct reque
     op->coll.codec_options.parameter = request->codec_parameter;
     op->coll.exchange = request->exchange;
     op->coll.hierarchical = request->hierarchical;
-    op->on_gpu = request->device >= 0;
+    op->on_gpu = request->on_gpu;
     op->coll.prescale_factor = request->prescale_factor;
     op->coll.postscale_factor = request->postscale_factor;
     op->coll.root_rank = (int)request->root_rank;

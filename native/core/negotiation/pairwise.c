@@ -96,7 +96,7 @@ void pairwise_destroy(struct pairwise *pairwise)
 
 bool pairwise_try_begin(bhvd_context *ctx, struct process_set *set, const struct request *request)
 {
-    if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->device >= 0)
+    if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->on_gpu)
         return false;
     if (request->hierarchical &&
         (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->kind, true) || set->group.shared))

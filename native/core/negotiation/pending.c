@@ -163,5 +163,5 @@ bool pending_is_fusable(const struct pending *one, const struct pending *other)
     const struct request *a = one->requests[one->first], *b = other->requests[other->first];
     return a->key.process_set == b->key.process_set && a->kind == BHVD_ALLREDUCE && b->kind == BHVD_ALLREDUCE &&
            a->op == b->op && a->prescale_factor == b->prescale_factor && a->postscale_factor == b->postscale_factor &&
-           a->device == b->device && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
+           a->on_gpu == b->on_gpu && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
 }
