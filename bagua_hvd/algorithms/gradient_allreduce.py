@@ -21,7 +21,7 @@ class GradientAllReduce(Algorithm):
 
     Args:
         hierarchical: request reduction within hosts first. On one host it has no effect; between hosts the core
-            chooses (native/core/engine/select.c), and neither choice changes the result beyond rounding.
+            chooses (native/core/engine/execute.c), and neither choice changes the result beyond rounding.
         average: False for the sum.
     """
 

@@ -40,7 +40,7 @@ struct writes {
     int64_t least_ns[2];                // per MiB, in the current series: through caches, non-temporal
 };
 
-// Algorithm of an allreduce: chosen in core/engine/select.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
+// Algorithm of an allreduce: chosen in core/engine/execute.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
 enum allreduce_path {
     ALLREDUCE_CHOSEN,
     ALLREDUCE_SHARED,           // shared memory: groups on one host
@@ -84,8 +84,8 @@ void executor_after_fork(struct executor *exec);
 
 // When the executor fails. Any function may fail it, also below a link's or a task's `advance`:
 //
-//     0. detection          link_advance -> fail_link (links.c: hang-up or error), departure_on_goodbye (another rank has noticed),
-//                           heartbeat.c, stall.c, wait.c, pipeline_can_advance (shared.c), nccl_poll
+//     0. detection          link_advance -> fail_link (poll.c: hang-up or error), departure_on_goodbye (another rank has noticed),
+//                           heartbeat.c, stall.c, pairwise.c, wait.c, pipeline_can_advance (shared.c), nccl_poll; no memory
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
 //                           are not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
@@ -135,7 +135,7 @@ static inline void executor_count_message(const struct executor *exec, const str
         *link_medium(link, &exec->sent->shm_bytes, &exec->sent->tcp_bytes, &exec->sent->mpi_bytes) += nbytes;
 }
 
-// links.c. Moves data over all links. True if something moved.
+// poll.c. Moves data over all links. True if something moved.
 bool executor_poll(struct executor *exec, bool poll_sockets);
 // Is data in flight over a link that no descriptor reports?
 bool executor_needs_poll(const struct executor *exec);

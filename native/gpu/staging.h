@@ -38,7 +38,8 @@ struct staging {
 };
 
 // Copies coll->tensors to pinned memory, asynchronously; direct: only records an event on the framework's stream. set_size: of the
-// operation's process set; rank: this one's. On error nothing is left, and the tensors are unchanged.
+// operation's process set; rank: this one's. On error the caller's tensors are unchanged; what is left at
+// coll->staging is freed with the operation.
 bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args, int set_size, int rank, bool direct,
                            struct bhvd_error *error);
 // The part of it without copies: coll->staging with a pinned buffer of nbytes, at *out.

@@ -167,7 +167,7 @@ TEST(what_is_unexpected_lets_others_pass)
     pair_fini(&pair);
 }
 
-// A read that returns nothing means that no more data will come (executor/links.c).
+// A read that returns nothing means that no more data will come (executor/poll.c).
 TEST(what_a_peer_sent_early_before_it_left_is_taken_at_the_first_look)
 {
     struct pair pair;

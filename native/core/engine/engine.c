@@ -6,7 +6,7 @@
 #include "base/fifo.h"
 #include "base/status.h"
 #include "core/engine/communicators.h"
-#include "core/engine/select.h"
+#include "core/engine/execute.h"
 #include "core/health/heartbeat.h"
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
@@ -171,7 +171,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint3
     execution->colls[0] = &op->coll;
     begin_execution(ctx, execution);
     ctx->exec.network = *network;                // this may be called during another execution
-    bhvd_status status = select_pairwise(ctx, op, &execution->plan, &error);
+    bhvd_status status = execution_run_pairwise(ctx, op, &execution->plan, &error);
     ctx->exec.network = network_before;
     execution->plan.operands.execution = LINK_PAIRWISE | id;
     start_or_complete(ctx, execution, status, &error);
@@ -187,7 +187,7 @@ void engine_execute_next(bhvd_context *ctx)
     ctx->exec.connections.started = execution->number;
     ctx->exec.network = execution->network;
     ctx->measured = (uint64_t)execution->network.alpha_ns << 32 | execution->network.beta_ps;
-    bhvd_status status = select_execute(ctx, execution, &error);
+    bhvd_status status = execution_run(ctx, execution, &error);
     ctx->executing = 0;
     const bool goes_on = start_or_complete(ctx, execution, status, &error);
     ctx->exec.sent = NULL;

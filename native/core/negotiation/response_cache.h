@@ -1,6 +1,7 @@
 // The response cache: an operation that was agreed on once is then requested by id. Ids are assigned by the coordinator and
-// never reused, so an unknown one is recognized and the full request is asked for (CACHE_MISS); no rank needs to know which
-// entries another has evicted. Both sides keep at most `capacity` entries and evict the least recently used. Engine only.
+// never reused (before 2^32 others), so an unknown one is recognized and the full request is asked for (CACHE_MISS); no rank needs
+// to know which entries another has evicted. Both sides keep at most `capacity` entries and evict the least recently used. Engine
+// only.
 #pragma once
 
 #include "base/bytes.h"

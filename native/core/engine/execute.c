@@ -1,7 +1,7 @@
-// Runs an execution. begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between
-// shared memory, two levels and links; collective/*_links.c choose schedules over links.
-// gpu: for NCCL; NULL: the tensors are in host memory.
-#include "core/engine/select.h"
+// begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory, two
+// levels and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are in host
+// memory.
+#include "core/engine/execute.h"
 
 #include <stdlib.h>
 
@@ -344,14 +344,14 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     return nccl_end(gpu, status);
 }
 
-bhvd_status select_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
+bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
 {
     struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
     return op->coll.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
                                         : d_lp_s(&ctx->exec, group, &op->coll, NULL, plan, error);
 }
 
-bhvd_status select_execute(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error)
+bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error)
 {
     struct plan *plan = &execution->plan;
     struct process_set *set = process_set_find(&ctx->sets, execution->process_set);
