@@ -110,6 +110,26 @@ TEST(a_late_rank_is_rejected_as_the_others_were)
     }
 }
 
+// Rank 2 joins while ranks 0 and 1 are at different averages, which it will never post: both are rejected.
+TEST(a_join_rejects_averages_that_others_have_posted)
+{
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        begin_pairwise(seed, 4);
+        for (int i = 0; i < 3; i++)
+            average("y", 4);
+        post_one(0, BHVD_D_FP_S, "x", 4);
+        post_one(1, BHVD_D_FP_S, "y", 4);
+        post_one(2, BHVD_JOIN, "join", -1);
+        pass(1000 * MS);
+        for (int r = 0; r < 2; r++) {
+            finish(handles[r], BHVD_ERR_UNSUPPORTED);
+            post_one(r, BHVD_JOIN, "join", -1);
+        }
+        finish_all(BHVD_OK);
+        end_ranks();
+    }
+}
+
 // Rank 2 has joined; ranks 0 and 1 request a sum, one after the other, with the name of a pairwise average.
 TEST(a_sum_with_a_joined_rank_takes_the_name_of_an_average)
 {
@@ -206,6 +226,7 @@ TEST(pairwise_averages_do_not_keep_others_from_starting)
     for (int64_t begun_ns = now_ns; ended < RANKS; pass(MS)) {
         CHECK(now_ns - begun_ns < 20000 * MS);
         for (int r = 0; r < RANKS; r++) {
+            CHECK(tasks_oldest_execution(&ranks[r].ctx->exec) < LINK_PAIRWISE);     // averages have no place in their order
             const int i = turns[r] % NAMES;
             if (turns[r] >= NAMES && !bhvd_poll(averages[r][i]))
                 continue;
