@@ -16,6 +16,7 @@ static bool poll_and_move(bhvd_context *ctx, bool poll_sockets)
 #undef engine_poll
 
 #include "core/negotiation/coordinator.h"
+#include "executor/task.h"
 #include "post.h"
 
 enum { RANKS = 3, WAITS = 4, WARNING_MS = 10000 };
@@ -62,4 +63,26 @@ TEST(stalls_are_looked_for)
     CHECK_EQ(bhvd_context_stalled(ranks[0].ctx, stalled, RANKS), RANKS - 1);
     bhvd_handle_drop(barrier);
     end_ranks();
+}
+
+// Rank 0's two-level operation waits for its own host's rank 1, which waits for another host: that one is to be blamed.
+TEST(who_waits_for_a_rank_of_its_host_gives_up_later)
+{
+    for (int awaited = -1; awaited < 2; awaited += 2) {
+        begin_job("ABC", 0, NULL);
+        struct executor *exec = &ranks[0].ctx->exec;
+        const int64_t limit_ns = clock_ms_ns(exec->timeout_ms);
+        struct task task = {.awaited = awaited};
+        fifo_put(&exec->tasks, &task, next);
+        executor_check_progress(exec);
+        now_ns += limit_ns;
+        executor_check_progress(exec);
+        CHECK_EQ(exec->failure.status, awaited < 0 ? BHVD_ERR_TIMEOUT : BHVD_OK);
+        now_ns += limit_ns / 8;
+        executor_check_progress(exec);
+        CHECK_STATUS(exec->failure.status, BHVD_ERR_TIMEOUT);
+        CHECK_EQ(exec->failure.rank, awaited);
+        fifo_take_all(&exec->tasks);
+        end_ranks();
+    }
 }
