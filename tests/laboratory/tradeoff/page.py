@@ -27,11 +27,11 @@ CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
 
 
 def _cell(record, base):
-    """A table's cell: milliseconds, and the speedup over gradient_allreduce."""
+    """A table's cell: milliseconds, and the speedup over gradient_allreduce; a dash: it does not count."""
     if record is None:
         return ""
-    if why := step_times.why_not(record):
-        return f"not measurable ({why})"
+    if step_times.why_not(record):
+        return "-"
     faster = step_times.ms(base) / step_times.ms(record) if base and not step_times.why_not(base) else None
     return f"{step_times.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
 
@@ -46,14 +46,29 @@ def _table(columns, least=1):
     return report.table(("ms per step", *columns), lines, left=1)
 
 
-def throughput(rate, model="resnet18"):
-    """ms per step over the number of hosts, without delay."""
-    return _table({f"{hosts} hosts": step_times.newest(
-        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}) for hosts in (2, 4, 8)})
+# Heading of the table of speeds, and of that of times to quality -> arguments of step_times.newest().
+NETWORKS: dict[str, dict[str, Any]] = {
+    "1gbit": {"rate": "1gbit"}, "1gbit 10x": {"rate": "1gbit", "pace": 10.0}, "100mbit": {"rate": "100mbit"}}
+
+
+def throughput(model="resnet18"):
+    """The speedup of a step over gradient_allreduce, and its milliseconds, by network and hosts; a dash: see _cell."""
+    columns = {f"{name}, {hosts} hosts": step_times.newest(
+        **network, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={})
+        for name, network in NETWORKS.items() for hosts in (2, 4, 8)}
+    columns = {name: found for name, found in columns.items() if found.keys() > {predict.EXACT}}
+    lines = []
+    for way in step_times.WAYS:
+        cells = [_cell(found.get(way), found.get(predict.EXACT)) for found in columns.values()]
+        if way == predict.EXACT:
+            lines.insert(0, (f"`{way}`, ms", *(cell.partition(" ")[0] for cell in cells)))
+        elif any(cells):
+            lines.append((f"`{way}`", *(cell.partition("(")[2].strip(")") or (cell and "-") for cell in cells)))
+    return report.table(("", *columns), lines, left=1) if lines else "Nothing measured yet."
 
 
 def latency(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step over the delay."""
+    """ms per step over the delay, of what was measured with one."""
     return _table({f"{delay:g} ms": step_times.newest(
         rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
         for delay in (0.0, 5.0, 20.0)}, least=2)
@@ -64,13 +79,6 @@ def straggler(hosts="4", rate="1gbit", model="resnet18"):
     return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
         rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)},
                   least=2)
-
-
-def pace(rate="1gbit", pace="10", model="resnet18"):
-    """ms per step if computation is this many times faster."""
-    return _table({f"{hosts} hosts": step_times.newest(
-        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
-        for hosts in (2, 4, 8)})
 
 
 def hidden(model="resnet18"):
@@ -211,15 +219,12 @@ def figure() -> str:
 # Column -> arguments of sooner().
 Places = dict[str, dict[str, Any]]
 NEAR: Places = {
-    f"{name}, {hosts} hosts": {"rate": rate, "hosts": hosts, "pace": pace}
-    for name, rate, pace in (("1gbit", "1gbit", 1.0), ("1gbit, computing 10x", "1gbit", 10.0),
-                             ("100mbit", "100mbit", 1.0))
-    for hosts in (2, 4)
+    f"{name}, {hosts} hosts": {**network, "hosts": hosts} for name, network in NETWORKS.items() for hosts in (2, 4)
 }
 FAR: Places = {
     **{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
-    "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
-    "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
+    "1gbit 10x, 2 hosts": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
+    "1gbit 10x, 20 ms, 4 hosts": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
     "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0},
 }
 
@@ -235,7 +240,11 @@ def time_to_quality(task=None):
     lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
              for way, (algorithm, *_) in step_times.WAYS.items()
              if algorithm != "gradient_allreduce" and trainings(way, task)]
-    return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
+    if not lines:
+        return "Nothing measured yet."
+    if len(counts := {line[-1] for line in lines}) == 1:        # said once
+        return report.table((f"{counts.pop()} trainings each", *places), [line[:-1] for line in lines], left=1)
+    return report.table(("", *places, "trainings"), lines, left=1)
 
 
 def speed_to_quality(way, rate, hosts="2", task=None, **network):
