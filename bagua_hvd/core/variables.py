@@ -18,12 +18,16 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a text becomes a value. expected: describes valid text. convert raises ValueError for some invalid text."""
+    """How a text becomes a value. convert raises ValueError for some invalid text.
+
+    expected: describes valid text, in errors; brief: in docs/environment.md, "": the same.
+    """
 
     expected: str
     convert: Callable[[str], Any]
     valid: Callable[[Any], bool] = lambda value: True
     secret: bool = False        # the text stays out of errors
+    brief: str = ""
 
     def parse(self, text: str) -> Any:
         """The value. ValueError: the text is invalid."""
@@ -35,8 +39,9 @@ class Kind:
 
 def integer(low: int, high: int = 2**31 - 1) -> Kind:
     """A whole number within limits."""
-    return Kind(f"an integer, {low} or more" if high == 2**63 - 1 else f"an integer from {low} to {high}", int,
-                lambda value: low <= value <= high)
+    more, limits = f"{low} or more", f"{low} to {high}"
+    return Kind(f"an integer, {more}" if high == 2**63 - 1 else f"an integer from {limits}", int,
+                lambda value: low <= value <= high, brief=f"integer, {more if high >= 2**31 - 1 else limits}")
 
 
 def number(low: float, high: float = math.inf) -> Kind:
@@ -54,14 +59,15 @@ def names(of: str) -> Kind:
 def seconds(allow_zero: bool = False) -> Kind:
     """A time in seconds, fractions allowed; a float."""
     least = 0 if allow_zero else 0.001
-    return Kind("a time in seconds, " + ("0 or more" if allow_zero else "more than 0"), float,
-                lambda value: least <= value <= 2_000_000)      # NaN fails, too
+    limits = "seconds, " + ("0 or more" if allow_zero else "more than 0")
+    return Kind(f"a time in {limits}", float, lambda value: least <= value <= 2_000_000, brief=limits)  # NaN fails, too
 
 
 def choice(*choices: str) -> Kind:
     """One of some words, regardless of case."""
     by_lower = {word.lower(): word for word in choices}
-    return Kind("one of " + ", ".join(choices), lambda text: by_lower.get(text.lower()), bool)
+    words = ", ".join(choices)
+    return Kind(f"one of {words}", lambda text: by_lower.get(text.lower()), bool, brief=words)
 
 
 def _ports(text):
@@ -301,8 +307,8 @@ def markdown() -> str:
              "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
     for heading, section in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{variable.name}` | {variable.kind.expected} | {variable.shown_default} | {variable.meaning} |"
-                  for variable in section]
+        lines += [f"| `{each.name}` | {each.kind.brief or each.kind.expected} | {each.shown_default} | {each.meaning} |"
+                  for each in section]
     return "\n".join(lines) + "\n"
 
 

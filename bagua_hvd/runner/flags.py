@@ -244,12 +244,13 @@ def markdown() -> str:
     """The table in the form of docs/reference/baguarun.md."""
     lines = []
     for heading, flags in SECTIONS.items():
-        lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable | key of the config file |",
-                  "|---|---|---|---|"]
+        keyed = any(flag.key for flag in flags)
+        lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable |" + " config key |" * keyed,
+                  "|---|---|---|" + "---|" * keyed]
         for flag in flags:
             shown = [f"`{name}`" for name in [*flag.spellings.split(), *flag.off.split()]]
             variable, key = (f"`{name.lstrip('!')}`" + ", the opposite" * name.startswith("!") if name else ""
                              for name in (flag.variable, flag.key))
-            lines.append(f"| {', '.join(shown)} {flag.metavar} | {flag.explained} | {variable} | {key} |")
+            lines.append(f"| {', '.join(shown)} {flag.metavar} | {flag.explained} | {variable} |" + f" {key} |" * keyed)
         lines.append("")
     return "\n".join(lines)
