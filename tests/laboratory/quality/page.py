@@ -173,23 +173,28 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def reference(ranks: str = "4", split: str = "iid") -> str:
-    """The results of exact averages, their rates, and the number of seeds."""
-    found, lines = _results(int(ranks), split), []
-    for key in _keys(None):
-        if mine := found.get((grid.REFERENCE, key)):
-            each: dict[str, list[float]] = {
-                name: [_value(record, name) for record in mine.values()] for name in ("test_loss", "test_accuracy")}
-            one: Any = next(iter(mine.values()))
-            spread = f" ± {statistics.stdev(each['test_loss']):.3f}" if len(mine) > 1 else ""
-            lines.append([f"{key[0]}, {key[1]}", f"{one.setting['rate']:g}", str(one.setting["steps"]),
-                          f"{_value(one, 'parameters'):.0f}", f"{statistics.mean(each['test_loss']):.3f}{spread}",
-                          f"{100 * statistics.mean(each['test_accuracy']):.1f} %", str(len(mine))])
-    if not lines:
+    """The results of exact averages and their rates: a row for each task, a column for each optimizer."""
+    found = _results(int(ranks), split)
+    exact = {key: mine for key in _keys(None) if (mine := found.get((grid.REFERENCE, key)))}
+    if not exact:
         return "No trainings yet."
-    head = ["learning rate", "steps", "parameters", "test loss, nats", "accuracy", "seeds"]
-    if len(seeds := {line[-1] for line in lines}) == 1:         # said once
-        head, lines = [*head[:3], f"{head[3]}, {seeds.pop()} seeds", head[4]], [line[:-1] for line in lines]
-    return _table(["", *head], lines)
+    columns = list(dict.fromkeys(_family(optimizer) for _, optimizer in exact))
+    tasks: dict[str, list[str]] = {}
+    for (task, optimizer), mine in exact.items():
+        losses, accuracies = ([_value(record, name) for record in mine.values()]
+                              for name in ("test_loss", "test_accuracy"))
+        one: Any = next(iter(mine.values()))
+        spread = f" ± {statistics.stdev(losses):.3f}" if len(mine) > 1 else ""
+        line = tasks.setdefault(task, [task, str(one.setting["steps"]), f"{_value(one, 'parameters'):.0f}",
+                                       *("" for _ in columns)])
+        line[3 + columns.index(_family(optimizer))] = (
+            f"{statistics.mean(losses):.3f}{spread}, {100 * statistics.mean(accuracies):.1f} %, {one.setting['rate']:g}")
+    seeds, = {len(mine) for mine in exact.values()}             # equally many of each
+    return _table([f"{seeds} seeds", "steps", "parameters", *columns], tasks.values())
+
+
+def _family(optimizer: str) -> str:
+    return "adam, adamw" if optimizer.startswith("adam") else optimizer
 
 
 def steps_to(record: records.Record, target: float) -> float | None:
