@@ -237,14 +237,14 @@ def time_to_quality(task=None):
         times = sooner(way, task=task, **place)
         return "-" if times is None else f"{times:.1f}x" if times else "never"
 
-    lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
-             for way, (algorithm, *_) in step_times.WAYS.items()
-             if algorithm != "gradient_allreduce" and trainings(way, task)]
-    if not lines:
+    count = {way: len(trainings(way, task)) for way, (algorithm, *_) in step_times.WAYS.items()
+             if algorithm != predict.EXACT and trainings(way, task)}
+    if not count:
         return "Nothing measured yet."
-    if len(counts := {line[-1] for line in lines}) == 1:        # said once
-        return report.table((f"{counts.pop()} trainings each", *places), [line[:-1] for line in lines], left=1)
-    return report.table(("", *places, "trainings"), lines, left=1)
+    fewest, most = min(count.values()), max(count.values())
+    each = f"{fewest} trainings each" if fewest == most else f"{fewest} to {most} trainings each"
+    return report.table((each, *places), [(f"`{way}`", *(cell(way, place) for place in places.values()))
+                                          for way in count], left=1)
 
 
 def speed_to_quality(way, rate, hosts="2", task=None, **network):
