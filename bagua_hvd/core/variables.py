@@ -165,9 +165,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients in one bucket."),
         Variable("BAGUA_FULL_STEPS", integer(0), 64,
-                 "Full steps, in which algorithms that need them average the gradients of all elements: this many "
-                 "first, then as many at intervals of 2, of 4, ... Adam's variance comes from them. 0: none, as in the "
-                 "algorithms' papers."),
+                 "Full steps, in which most algorithms average all gradients: this many first, then as many at "
+                 "intervals of 2, of 4, ... 0: none, as in the algorithms' papers."),
         Variable("BAGUA_FULL_STEP_BITS", choice("8", "32"), None,
                  "Bits per element in full steps and warm-ups; 32: full precision. Default: 8; 32 if all ranks are on "
                  "one host."),
@@ -200,8 +199,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
                  "1: process sets may be added and removed after init()."),
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
-                 "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: baguarun "
-                 "finds them by connecting; without baguarun, the one towards the rendezvous."),
+                 "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: those that "
+                 "baguarun finds by connecting; without baguarun, the one towards the rendezvous."),
         Variable("BAGUA_HVD_PORTS", PORTS, range(1),
                  "Ports to listen on: each listener takes the first free one. A host needs one per rank, the "
                  "launcher's host three more."),
@@ -222,7 +221,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Waiting and failure": (
         Variable("HOROVOD_START_TIMEOUT", seconds(), 30.0, "Seconds within which all ranks must have called init()."),
         Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", seconds(), 30.0,
-                 "Longest time in seconds without progress within an operation."),
+                 "Longest time without progress within an operation."),
         Variable("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", seconds(allow_zero=True), 30.0,
                  "A rank that sends nothing for this long is considered lost; 0: never."),
         Variable("BAGUA_HVD_GRACE_SECONDS", seconds(allow_zero=True), 5.0,
@@ -237,7 +236,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_SPARK_START_TIMEOUT", seconds(), 600.0,
                  "bagua_hvd.spark: seconds to wait for Spark to start all ranks."),
         Variable("HOROVOD_ELASTIC_TIMEOUT", seconds(), 600.0,
-                 "Elastic jobs: longest time in seconds to wait for slots after a change."),
+                 "Elastic jobs: longest time to wait for slots after a change."),
     ),
     "Records": (
         Variable("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), None,
@@ -282,8 +281,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "scripts"),
         Variable("HOROVOD_CPU_OPERATIONS", TEXT, None, "As HOROVOD_CONTROLLER.", "scripts"),
         _launcher("BAGUA_HVD_JOB", TEXT, None,
-                  "Marks the job's processes, which baguarun ends with the job. Remove it from the environment of a "
-                  "process that must outlive the job."),
+                  "Marks the job's processes, which baguarun ends with the job. Unset it for a process that must "
+                  "outlive the job."),
     ),
     "Without effect, accepted for compatibility with Horovod": (
         _ignored("HOROVOD_CYCLE_TIME", NUMBER,

@@ -75,8 +75,11 @@ def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] + ["---:"] * (len(head) - 1), *lines])
 
 
-def losses(ranks: str = "4", split: str = "iid") -> str:
-    """The increase of the test loss over gradient_allreduce's, in percent. ranks: "4", or several: "8,16"."""
+def losses(ranks: str = "4", split: str = "iid", nbytes: str = "shown") -> str:
+    """The increase of the test loss over gradient_allreduce's, in percent.
+
+    ranks: "4", or several: "8,16". nbytes: "shown" or "left_out": another table has them.
+    """
     sizes = [int(each) for each in ranks.split(",")]
     found, judged = ({size: of(size, split) for size in sizes} for of in (_results, verdicts))
     keys = {size: [key for key in _keys() if any(key == other for _, other in judged[size])] for size in sizes}
@@ -88,7 +91,8 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
 
     head, lines = ["%"], []
     for size in sizes:
-        head += [f"{task}, {optimizer}{after(size)}" for task, optimizer in keys[size]] + ["bytes" + after(size)]
+        head += [f"{task}, {optimizer}{after(size)}" for task, optimizer in keys[size]]
+        head += ["bytes" + after(size)] * (nbytes == "shown")
     for row in grid.rows():
         shown = [judged[size][row, key] for size in sizes for key in keys[size] if (row, key) in judged[size]]
         if all(abs(verdict.change) < 5e-4 for verdict in shown):        # equal to the reference, or not run
@@ -98,7 +102,7 @@ def losses(ranks: str = "4", split: str = "iid") -> str:
             ratios = [ratio for key in keys[size] for ratio in _ratios(
                 found[size].get((row, key), {}), found[size].get((grid.REFERENCE, key), {}), "bytes_per_step")]
             cells += [_said(judged[size].get((row, key))) for key in keys[size]]
-            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
+            cells += [f"{statistics.median(ratios):.2f}" if ratios else ""] * (nbytes == "shown")
         lines.append(cells)
     return _table(head, lines)
 
@@ -184,11 +188,11 @@ def reference(ranks: str = "4", split: str = "iid") -> str:
         losses, accuracies = ([_value(record, name) for record in mine.values()]
                               for name in ("test_loss", "test_accuracy"))
         one: Any = next(iter(mine.values()))
-        spread = f" ± {statistics.stdev(losses):.3f}" if len(mine) > 1 else ""
+        loss = f"{statistics.mean(losses):.3f}" + (f" ± {statistics.stdev(losses):.3f}" if len(mine) > 1 else "")
         line = tasks.setdefault(task, [task, str(one.setting["steps"]), f"{_value(one, 'parameters'):.0f}",
                                        *("" for _ in columns)])
         line[3 + columns.index(_family(optimizer))] = (
-            f"{statistics.mean(losses):.3f}{spread}, {100 * statistics.mean(accuracies):.1f} %, {one.setting['rate']:g}")
+            f"{loss}, {100 * statistics.mean(accuracies):.1f} %, {one.setting['rate']:g}")
     seeds, = {len(mine) for mine in exact.values()}             # equally many of each
     return _table([f"{seeds} seeds", "steps", "parameters", *columns], tasks.values())
 

@@ -36,14 +36,20 @@ def _cell(record, base):
     return f"{step_times.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
 
 
-def _table(columns, least=1):
-    """columns: {heading: {configuration: record}}. Rows: configurations in at least `least` columns."""
-    ways = [way for way in step_times.WAYS if sum(way in found for found in columns.values()) >= least]
-    if not ways:
-        return "Nothing measured yet."
-    lines = [(f"`{way}`", *(_cell(found.get(way), found.get("gradient_allreduce")) for found in columns.values()))
-             for way in ways]
-    return report.table(("ms per step", *columns), lines, left=1)
+def _speeds(columns):
+    """{heading: {configuration: record}} -> how many times faster than gradient_allreduce, and its milliseconds.
+
+    A dash: the measurement does not count; a row of dashes is left out.
+    """
+    columns = {name: found for name, found in columns.items() if found.keys() > {predict.EXACT}}
+    lines = []
+    for way in step_times.WAYS:
+        cells = [_cell(found.get(way), found.get(predict.EXACT)) for found in columns.values()]
+        if way == predict.EXACT:
+            lines.insert(0, (f"`{way}`, ms", *(cell.partition(" ")[0] for cell in cells)))
+        elif any(cell.strip("-") for cell in cells):
+            lines.append((f"`{way}`", *(cell.partition("(")[2].strip(")") or (cell and "-") for cell in cells)))
+    return report.table(("", *columns), lines, left=1) if columns else "Nothing measured yet."
 
 
 # Heading of the table of speeds, and of that of times to quality -> arguments of step_times.newest().
@@ -52,33 +58,22 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def throughput(model="resnet18"):
-    """The speedup of a step over gradient_allreduce, and its milliseconds, by network and hosts; a dash: see _cell."""
-    columns = {f"{name}, {hosts} hosts": step_times.newest(
+    """Speeds by network and number of hosts, without delay."""
+    return _speeds({f"{name}, {hosts} hosts": step_times.newest(
         **network, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={})
-        for name, network in NETWORKS.items() for hosts in (2, 4, 8)}
-    columns = {name: found for name, found in columns.items() if found.keys() > {predict.EXACT}}
-    lines = []
-    for way in step_times.WAYS:
-        cells = [_cell(found.get(way), found.get(predict.EXACT)) for found in columns.values()]
-        if way == predict.EXACT:
-            lines.insert(0, (f"`{way}`, ms", *(cell.partition(" ")[0] for cell in cells)))
-        elif any(cells):
-            lines.append((f"`{way}`", *(cell.partition("(")[2].strip(")") or (cell and "-") for cell in cells)))
-    return report.table(("", *columns), lines, left=1) if lines else "Nothing measured yet."
+        for name, network in NETWORKS.items() for hosts in (2, 4, 8)})
 
 
 def latency(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step over the delay, of what was measured with one."""
-    return _table({f"{delay:g} ms": step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
-        for delay in (0.0, 5.0, 20.0)}, least=2)
+    """Speeds by delay."""
+    return _speeds({f"{delay:g} ms": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={}) for delay in (5.0, 20.0)})
 
 
 def straggler(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step if the last rank computes longer."""
-    return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)},
-                  least=2)
+    """Speeds if the last rank computes longer."""
+    return _speeds({f"one {slow:g}x slower": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (2.0, 4.0)})
 
 
 def hidden(model="resnet18"):
