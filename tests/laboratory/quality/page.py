@@ -112,7 +112,7 @@ def own(task: str, ranks: str = "4", split: str = "iid") -> str:
 
     For accuracy: the missing percentage points. ranks: "4", or several: "4,8".
     """
-    lines = []
+    lines, seeds = [], set()
     margin = grid.ACCURACY_MARGINS.get(task, grid.MARGIN)
     sizes = [int(each) for each in ranks.split(",")]
     for size, optimizer in itertools.product(sizes, TASKS[task]().optimizers):
@@ -123,13 +123,15 @@ def own(task: str, ranks: str = "4", split: str = "iid") -> str:
             ratios = _worse(task, mine, exact)
             if not ratios:
                 continue
+            seeds.add(len(ratios))
             less = [1 / ratio for ratio in _ratios(mine, exact, "bytes_per_step")]
             lines.append([f"`{row}`" + (f", {size} ranks" if size != sizes[0] else ""),
                           _said(judge(ratios, margin, grid.LEVEL)), f"{min(less):.0f}"])
     if not lines:
         return "No trainings yet."
     lost = "accuracy lost, points" if task in grid.ACCURACY_MARGINS else "loss, %"
-    return _table([task, lost, "times fewer bytes"], lines)
+    many = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return _table([f"{task}, {many} seeds", lost, "times fewer bytes"], lines)
 
 
 def interval(algorithm: str, short: str, long: str) -> str:
