@@ -89,7 +89,7 @@ class Variable:
 
     Attributes:
         name, kind. default: the value if it is missing or empty; None: it depends, as the meaning says.
-        meaning: a sentence for users.
+        meaning: a sentence for users; a default that depends follows as "Default: ...", at the end.
         setter: "user"; "baguarun": baguarun sets it for its ranks; "scripts": baguarun sets it, but only scripts read
             it; "none": accepted for compatibility with Horovod, without effect; setting it logs a warning.
     """
@@ -306,8 +306,10 @@ def markdown() -> str:
              "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
     for heading, section in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{each.name}` | {each.kind.brief or each.kind.expected} | {each.shown_default} | {each.meaning} |"
-                  for each in section]
+        for each in section:
+            meaning, _, default = each.meaning.partition(" Default: ")
+            default = each.shown_default or default.removesuffix(".")
+            lines.append(f"| `{each.name}` | {each.kind.brief or each.kind.expected} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
