@@ -18,12 +18,16 @@ LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a text becomes a value. expected: describes valid text. convert raises ValueError for some invalid text."""
+    """How a text becomes a value. convert raises ValueError for some invalid text.
+
+    expected: describes valid text, in errors; brief: in docs/environment.md, "": the same.
+    """
 
     expected: str
     convert: Callable[[str], Any]
     valid: Callable[[Any], bool] = lambda value: True
     secret: bool = False        # the text stays out of errors
+    brief: str = ""
 
     def parse(self, text: str) -> Any:
         """The value. ValueError: the text is invalid."""
@@ -35,8 +39,9 @@ class Kind:
 
 def integer(low: int, high: int = 2**31 - 1) -> Kind:
     """A whole number within limits."""
-    return Kind(f"an integer, {low} or more" if high == 2**63 - 1 else f"an integer from {low} to {high}", int,
-                lambda value: low <= value <= high)
+    more, limits = f"{low} or more", f"{low} to {high}"
+    return Kind(f"an integer, {more}" if high == 2**63 - 1 else f"an integer from {limits}", int,
+                lambda value: low <= value <= high, brief=f"integer, {more if high >= 2**31 - 1 else limits}")
 
 
 def number(low: float, high: float = math.inf) -> Kind:
@@ -54,14 +59,15 @@ def names(of: str) -> Kind:
 def seconds(allow_zero: bool = False) -> Kind:
     """A time in seconds, fractions allowed; a float."""
     least = 0 if allow_zero else 0.001
-    return Kind("a time in seconds, " + ("0 or more" if allow_zero else "more than 0"), float,
-                lambda value: least <= value <= 2_000_000)      # NaN fails, too
+    limits = "seconds, " + ("0 or more" if allow_zero else "more than 0")
+    return Kind(f"a time in {limits}", float, lambda value: least <= value <= 2_000_000, brief=limits)  # NaN fails, too
 
 
 def choice(*choices: str) -> Kind:
     """One of some words, regardless of case."""
     by_lower = {word.lower(): word for word in choices}
-    return Kind("one of " + ", ".join(choices), lambda text: by_lower.get(text.lower()), bool)
+    words = ", ".join(choices)
+    return Kind(f"one of {words}", lambda text: by_lower.get(text.lower()), bool, brief=words)
 
 
 def _ports(text):
@@ -83,7 +89,7 @@ class Variable:
 
     Attributes:
         name, kind. default: the value if it is missing or empty; None: it depends, as the meaning says.
-        meaning: a sentence for users.
+        meaning: a sentence for users; a default that depends follows as "Default: ...", at the end.
         setter: "user"; "baguarun": baguarun sets it for its ranks; "scripts": baguarun sets it, but only scripts read
             it; "none": accepted for compatibility with Horovod, without effect; setting it logs a warning.
     """
@@ -159,9 +165,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_DEFAULT_BUCKET_SIZE", integer(1, 2**63 - 1), 10 * MIB,
                  "Bytes of gradients in one bucket."),
         Variable("BAGUA_FULL_STEPS", integer(0), 64,
-                 "Full steps, in which algorithms that need them average the gradients of all elements: this many "
-                 "first, then as many at intervals of 2, of 4, ... Adam's variance comes from them. 0: none, as in the "
-                 "algorithms' papers."),
+                 "Full steps, in which most algorithms average all gradients: this many first, then as many at "
+                 "intervals of 2, of 4, ... 0: none, as in the algorithms' papers."),
         Variable("BAGUA_FULL_STEP_BITS", choice("8", "32"), None,
                  "Bits per element in full steps and warm-ups; 32: full precision. Default: 8; 32 if all ranks are on "
                  "one host."),
@@ -194,8 +199,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_DYNAMIC_PROCESS_SETS", FLAG, False,
                  "1: process sets may be added and removed after init()."),
         Variable("HOROVOD_GLOO_IFACE", names("network interfaces"), None,
-                 "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: baguarun "
-                 "finds them by connecting; without baguarun, the one towards the rendezvous."),
+                 "Interfaces to use on every host: the first with an address, IPv4 if it has one. Default: those that "
+                 "baguarun finds by connecting; without baguarun, the one towards the rendezvous."),
         Variable("BAGUA_HVD_PORTS", PORTS, range(1),
                  "Ports to listen on: each listener takes the first free one. A host needs one per rank, the "
                  "launcher's host three more."),
@@ -216,7 +221,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
     "Waiting and failure": (
         Variable("HOROVOD_START_TIMEOUT", seconds(), 30.0, "Seconds within which all ranks must have called init()."),
         Variable("HOROVOD_GLOO_TIMEOUT_SECONDS", seconds(), 30.0,
-                 "Longest time in seconds without progress within an operation."),
+                 "Longest time without progress within an operation."),
         Variable("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS", seconds(allow_zero=True), 30.0,
                  "A rank that sends nothing for this long is considered lost; 0: never."),
         Variable("BAGUA_HVD_GRACE_SECONDS", seconds(allow_zero=True), 5.0,
@@ -231,7 +236,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("HOROVOD_SPARK_START_TIMEOUT", seconds(), 600.0,
                  "bagua_hvd.spark: seconds to wait for Spark to start all ranks."),
         Variable("HOROVOD_ELASTIC_TIMEOUT", seconds(), 600.0,
-                 "Elastic jobs: longest time in seconds to wait for slots after a change."),
+                 "Elastic jobs: longest time to wait for slots after a change."),
     ),
     "Records": (
         Variable("HOROVOD_LOG_LEVEL", choice(*LOG_LEVELS), None,
@@ -276,8 +281,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
                  "scripts"),
         Variable("HOROVOD_CPU_OPERATIONS", TEXT, None, "As HOROVOD_CONTROLLER.", "scripts"),
         _launcher("BAGUA_HVD_JOB", TEXT, None,
-                  "Marks the job's processes, which baguarun ends with the job. Remove it from the environment of a "
-                  "process that must outlive the job."),
+                  "Marks the job's processes, which baguarun ends with the job. Unset it for a process that must "
+                  "outlive the job."),
     ),
     "Without effect, accepted for compatibility with Horovod": (
         _ignored("HOROVOD_CYCLE_TIME", NUMBER,
@@ -301,8 +306,10 @@ def markdown() -> str:
              "`baguarun --help-environment` prints this page; it is made from bagua_hvd/core/variables.py."]
     for heading, section in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| variable | value | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{variable.name}` | {variable.kind.expected} | {variable.shown_default} | {variable.meaning} |"
-                  for variable in section]
+        for each in section:
+            meaning, _, default = each.meaning.partition(" Default: ")
+            default = each.shown_default or default.removesuffix(".")
+            lines.append(f"| `{each.name}` | {each.kind.brief or each.kind.expected} | {default} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -86,22 +86,19 @@ def _newest():
 
 
 def table():
-    """For each rate: switches, the final plan, the time of a step, and that of the fastest pinned plan."""
-    rows = []
-    for record in _newest():
-        said = record.setting
+    """For each job its switches and, with each rate, the time of a step and that of the fastest pinned plan."""
+    found, rows = _newest(), []
+    for record in found:
+        said, cells = record.setting, []
         for phase, rate in enumerate(said["rates"]):
-            begins, ends = phase * said["steps"], (phase + 1) * said["steps"]
-            inside = [f"{step - begins}: {plan}" for step, plan in switches(record) if begins <= step < ends]
             best, took = _best(said, rate), settled_ms(record, phase)
-            job = (f"`{said['model']}`", str(said["hosts"]), f"{said['delay_ms']:g}") if not phase else ("", "", "")
-            rows.append((*job, rate, "; ".join(inside) or "-", plans(record)[ends - 1], f"{took:.0f}",
-                         f"{best[0]:.0f}, {best[1]}" if best else "not measured",
-                         f"{took / best[0]:.2f}" if best else ""))
-    if not rows:
+            cells.append(f"{took:.0f}" + (f" to {best[0]:.0f} ({took / best[0]:.2f})" if best else ""))
+        changes = "; ".join(f"{step}: {plan}" for step, plan in switches(record)) or "-"
+        rows.append((f"`{said['model']}`", f"{said['delay_ms']:g}", changes, *cells))
+    if not found:
         return "Nothing measured yet."
-    return report.table(("model", "hosts", "ms away", "rate", "switches, after steps", "plan at the end", "ms a step",
-                         "quickest pinned", "ratio"), rows, left=1)
+    (hosts, *rates), = {(record.setting["hosts"], *record.setting["rates"]) for record in found}      # of all jobs
+    return report.table((f"{hosts} hosts", "ms away", "switches, after steps", *rates), rows, left=1)
 
 
 def alike_on_all_ranks():

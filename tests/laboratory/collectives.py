@@ -36,6 +36,16 @@ CASES: dict[str, dict[str, Any]] = {
        for shown, nbytes in (("4KiB", 4 * KIB), ("64MiB", 64 * MIB))},
     "4B-2-hosts": {"nbytes": 4, "hosts": 2, "rate": "1gbit"},
 }
+# Of CASES, where MPICH is faster: a name, and why.
+SLOWER = {
+    "4B": ("4 B, one host", "half of it is Python"), "1KiB": ("1 KiB, one host", "the same"),
+    "4B-4-ranks": ("4 B, 4 ranks on 2 cores", "MPICH never sleeps"),
+    "alltoall-4KiB": ("alltoall of 4 KiB", "Python"), "allgather-4KiB": ("allgather of 4 KiB", "Python"),
+    "alltoall-64MiB": ("alltoall of 64 MiB", "the result is new memory: page faults"),
+    "allgather-64MiB": ("allgather of 64 MiB", "the same"),
+    "4B-2-hosts": ("4 B between 2 hosts", "rank 0 adds the values: one round trip; MPICH's ranks send to each other "
+                                          "directly"),
+}
 TRAINED: dict[str, dict[str, Any]] = {
     f"{where}, {what}": {"model": model, "hosts": hosts, "rate": rate}
     for where, hosts, rate in (("one host", 0, None), ("2 hosts, 10 Gbit/s", 2, "10gbit"))
@@ -169,6 +179,12 @@ def ours(case, folder=records.FOLDER):
 def theirs(case, folder=records.FOLDER):
     """MPICH's time for one of CASES."""
     return _shown(_seconds(_newest(folder, backend="mpi", **CASES[case])))
+
+
+def slower(folder=records.FOLDER):
+    """Where MPICH is faster, and why."""
+    return report.table(("", "why", "bagua_hvd", "MPICH"), [
+        (name, why, ours(case, folder), theirs(case, folder)) for case, (name, why) in SLOWER.items()], left=2)
 
 
 def _runs(backend, folder, **where):

@@ -60,11 +60,13 @@ def table(hosts="1"):
     for (model, per_host, _), record in _newest(int(hosts)).items():
         exact = record.samples[auto.EXACT].values
         noise = [after / before for before, after in zip(exact, exact[1:], strict=False)]
-        rows.append((f"`{model}`", str(per_host * int(hosts)), f"{1e3 * statistics.median(exact):.1f}", str(len(exact)),
+        rows.append((f"`{model}`, {per_host * int(hosts)} ranks", f"{1e3 * statistics.median(exact):.1f}",
                      _quarters(noise), *(_quarters(ratios(record, way)) for way in WAYS[1:])))
     if not rows:
         return "Nothing measured yet."
-    return report.table(("model", "ranks", "exact, ms a step", "turns", "exact to the turn before",
+    turns = " or ".join(map(str, sorted({len(record.samples[auto.EXACT].values)
+                                         for record in _newest(int(hosts)).values()})))
+    return report.table((f"{turns} turns", "exact, ms a step", "exact to the turn before",
                          *(f"{way} to exact" for way in WAYS[1:])), rows, left=1)
 
 

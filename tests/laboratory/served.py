@@ -35,8 +35,10 @@ def _row(name):
 
 
 def table():
-    """The table: algorithms of the menu, the least relaxed first; then the others by name."""
+    """The table: algorithms of the menu, the least relaxed first; then the others by name. Equal rows are one."""
     menu = algorithms.menu()
     ours = {name for name in algorithms.names() if type(algorithms.get(name)).__module__.startswith("bagua_hvd.")}
-    return report.table(COLUMNS, [_row(name) for name in [*menu, *sorted(ours - {*menu})]],
-                        left=len(COLUMNS))
+    alike: dict[tuple[str, ...], list[str]] = {}        # a row's other cells -> algorithms
+    for name, *cells in map(_row, [*menu, *sorted(ours - {*menu})]):
+        alike.setdefault(tuple(cells), []).append(name)
+    return report.table(COLUMNS, [(", ".join(names), *cells) for cells, names in alike.items()], left=len(COLUMNS))

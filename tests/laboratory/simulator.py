@@ -79,9 +79,8 @@ def beside(hosts="8"):
         setting = record.setting
         network = bytes_per_s(setting["rate"]) * 8e-6, setting["delay_ms"]
         mark = {True: "", False: " *", None: " -"}[is_near(record)]
-        share = record.samples["processor"].values[0]
-        lines.setdefault(network, {})[setting["nbytes"]] = \
-            f"{_middle(record, 'measured') * 1e3:.1f} / {_middle(record, 'simulated') * 1e3:.1f}{mark} ({share:.0%})"
+        lines.setdefault(network, {})[setting["nbytes"]] = (
+            f"{_middle(record, 'measured') * 1e3:.1f} / {_middle(record, 'simulated') * 1e3:.1f}{mark}")
     rows = [(f"{rate:g}", f"{delay:g}", *(cells.get(nbytes, "") for nbytes in sizes))
             for (rate, delay), cells in sorted(lines.items())]
     return report.table(("Mbit/s", "one way, ms", *map(human_nbytes, sizes)), rows, left=0)

@@ -17,14 +17,12 @@ from tests.laboratory.quality.page import (
     kept,
     losses,
     missed,
-    optimizers,
     own,
     reference,
-    steps,
     worst,
 )
 
-__all__ = ["holds", "interval", "kept", "losses", "missed", "optimizers", "own", "reference", "steps",
+__all__ = ["holds", "interval", "kept", "losses", "missed", "own", "reference",
            "switches", "worst"]     # tests/laboratory/records.py calls these
 
 

@@ -1,4 +1,5 @@
 """docs/results/quality.md, from the records: which losses are within the margin, with how many bytes and steps."""
+import itertools
 import json
 import statistics
 from collections.abc import Iterable
@@ -74,64 +75,63 @@ def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] + ["---:"] * (len(head) - 1), *lines])
 
 
-def losses(ranks: str = "4", split: str = "iid") -> str:
-    """The increase of the test loss over gradient_allreduce's, in percent."""
-    found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
-    keys = [key for key in _keys() if any(key == other for _, other in judged)]
-    if not keys:
+def losses(ranks: str = "4", split: str = "iid", nbytes: str = "shown") -> str:
+    """The increase of the test loss over gradient_allreduce's, in percent.
+
+    ranks: "4", or several: "8,16". nbytes: "shown" or "left_out": another table has them.
+    """
+    sizes = [int(each) for each in ranks.split(",")]
+    found, judged = ({size: of(size, split) for size in sizes} for of in (_results, verdicts))
+    keys = {size: [key for key in _keys() if any(key == other for _, other in judged[size])] for size in sizes}
+    if not any(keys.values()):
         return "No trainings yet."
-    lines = []
+
+    def after(size: int) -> str:
+        return f", {size} ranks" if len(sizes) > 1 else ""
+
+    head, lines = ["%"], []
+    for size in sizes:
+        head += [f"{task}, {optimizer}{after(size)}" for task, optimizer in keys[size]]
+        head += ["bytes" + after(size)] * (nbytes == "shown")
     for row in grid.rows():
-        shown = [judged[row, key] for key in keys if (row, key) in judged]
+        shown = [judged[size][row, key] for size in sizes for key in keys[size] if (row, key) in judged[size]]
         if all(abs(verdict.change) < 5e-4 for verdict in shown):        # equal to the reference, or not run
             continue
-        ratios = [ratio for key in keys for ratio in
-                  _ratios(found.get((row, key), {}), found.get((grid.REFERENCE, key), {}), "bytes_per_step")]
-        lines.append([f"`{row}`", *(_said(judged.get((row, key))) for key in keys), f"{statistics.median(ratios):.2f}"])
-    return _table(["%", *(f"{task}, {optimizer}" for task, optimizer in keys), "bytes"], lines)
-
-
-def optimizers(ranks: str = "4", split: str = "iid") -> str:
-    """Exact averages with other optimizers, relative to Adam; and other algorithms with these, relative to exact."""
-    found, judged = _results(int(ranks), split), verdicts(int(ranks), split)
-    exact = {key: seeds for (row, key), seeds in found.items() if row == grid.REFERENCE}
-    tasks = list(dict.fromkeys(task for task, optimizer in exact if optimizer in grid.OWN_OPTIMIZERS))
-    if not tasks:
-        return "No trainings yet."
-    adam = {task: next(key for key in _keys() if key[0] == task and key[1].startswith("adam")) for task in tasks}
-    lines = []
-    for optimizer, others in grid.OWN_OPTIMIZERS.items():
-        ratios = [_ratios(exact.get((task, optimizer), {}), exact.get(adam[task], {}), "test_loss") for task in tasks]
-        lines.append([f"{optimizer.title()}, to Adam", *(
-            _said(judge(each, grid.MARGIN, grid.LEVEL)._replace(word="within")) if each else "" for each in ratios)])
-        lines += [[f"`{row}`, to {optimizer.title()}", *(_said(judged.get((row, (task, optimizer)))) for task in tasks)]
-                  for row in others if any((row, (task, optimizer)) in judged for task in tasks)]
-    return _table(["%", *tasks], lines)
+        cells = [f"`{row}`"]
+        for size in sizes:
+            ratios = [ratio for key in keys[size] for ratio in _ratios(
+                found[size].get((row, key), {}), found[size].get((grid.REFERENCE, key), {}), "bytes_per_step")]
+            cells += [_said(judged[size].get((row, key))) for key in keys[size]]
+            cells += [f"{statistics.median(ratios):.2f}" if ratios else ""] * (nbytes == "shown")
+        lines.append(cells)
+    return _table(head, lines)
 
 
 def own(task: str, ranks: str = "4", split: str = "iid") -> str:
-    """For a task of OWN, each seed's increase of the test loss over gradient_allreduce's in percent, and bytes.
+    """For a task of OWN, the increase of the test loss over gradient_allreduce's in percent, and bytes.
 
-    For accuracy: the missing percentage points.
+    For accuracy: the missing percentage points. ranks: "4", or several: "4,8".
     """
-    found, lines = _results(int(ranks), split), []
+    lines, seeds = [], set()
     margin = grid.ACCURACY_MARGINS.get(task, grid.MARGIN)
-    for key in ((task, optimizer) for optimizer in TASKS[task]().optimizers):
+    sizes = [int(each) for each in ranks.split(",")]
+    for size, optimizer in itertools.product(sizes, TASKS[task]().optimizers):
+        found, key = _results(size, split), (task, optimizer)
         exact = found.get((grid.REFERENCE, key), {})
         for row in grid.OWN[task][1:]:
             mine = found.get((row, key), {})
             ratios = _worse(task, mine, exact)
             if not ratios:
                 continue
-            verdict = judge(ratios, margin, grid.LEVEL)
+            seeds.add(len(ratios))
             less = [1 / ratio for ratio in _ratios(mine, exact, "bytes_per_step")]
-            lines.append([f"`{row}`", ", ".join(f"{100 * (ratio - 1):+.1f}" for ratio in ratios),
-                          f"{100 * verdict.change:+.1f}", verdict.word, f"{min(less):.0f}"])
+            lines.append([f"`{row}`" + (f", {size} ranks" if size != sizes[0] else ""),
+                          _said(judge(ratios, margin, grid.LEVEL)), f"{min(less):.0f}"])
     if not lines:
         return "No trainings yet."
-    lost, unit = ("accuracy lost, points", "points") if task in grid.ACCURACY_MARGINS else ("loss, %", "%")
-    head = [f"{task}, seeds in turn", lost, "mean", f"of {100 * margin:g} {unit}", "times fewer bytes"]
-    return _table(head, lines)
+    lost = "accuracy lost, points" if task in grid.ACCURACY_MARGINS else "loss, %"
+    many = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    return _table([f"{task}, {many} seeds", lost, "times fewer bytes"], lines)
 
 
 def interval(algorithm: str, short: str, long: str) -> str:
@@ -179,20 +179,28 @@ def missed(task: str, ranks: str = "4", split: str = "iid") -> str:
 
 
 def reference(ranks: str = "4", split: str = "iid") -> str:
-    """The results of exact averages, their rates, and the number of seeds."""
-    found, lines = _results(int(ranks), split), []
-    for key in _keys(None):
-        if mine := found.get((grid.REFERENCE, key)):
-            each: dict[str, list[float]] = {
-                name: [_value(record, name) for record in mine.values()] for name in ("test_loss", "test_accuracy")}
-            one: Any = next(iter(mine.values()))
-            spread = f" ± {statistics.stdev(each['test_loss']):.3f}" if len(mine) > 1 else ""
-            lines.append([f"{key[0]}, {key[1]}", f"{one.setting['rate']:g}", str(one.setting["steps"]),
-                          f"{_value(one, 'parameters'):.0f}", f"{statistics.mean(each['test_loss']):.3f}{spread}",
-                          f"{100 * statistics.mean(each['test_accuracy']):.1f} %", str(len(mine))])
-    if not lines:
+    """The results of exact averages and their rates: a row for each task, a column for each optimizer."""
+    found = _results(int(ranks), split)
+    exact = {key: mine for key in _keys(None) if (mine := found.get((grid.REFERENCE, key)))}
+    if not exact:
         return "No trainings yet."
-    return _table(["", "learning rate", "steps", "parameters", "test loss, nats", "accuracy", "seeds"], lines)
+    columns = list(dict.fromkeys(_family(optimizer) for _, optimizer in exact))
+    tasks: dict[str, list[str]] = {}
+    for (task, optimizer), mine in exact.items():
+        losses, accuracies = ([_value(record, name) for record in mine.values()]
+                              for name in ("test_loss", "test_accuracy"))
+        one: Any = next(iter(mine.values()))
+        loss = f"{statistics.mean(losses):.3f}" + (f" ± {statistics.stdev(losses):.3f}" if len(mine) > 1 else "")
+        line = tasks.setdefault(task, [task, str(one.setting["steps"]), f"{_value(one, 'parameters'):.0f}",
+                                       *("" for _ in columns)])
+        line[3 + columns.index(_family(optimizer))] = (
+            f"{loss}, {100 * statistics.mean(accuracies):.1f} %, {one.setting['rate']:g}")
+    seeds, = {len(mine) for mine in exact.values()}             # equally many of each
+    return _table([f"{seeds} seeds", "steps", "parameters", *columns], tasks.values())
+
+
+def _family(optimizer: str) -> str:
+    return "adam, adamw" if optimizer.startswith("adam") else optimizer
 
 
 def steps_to(record: records.Record, target: float) -> float | None:
@@ -206,31 +214,6 @@ def steps_to(record: records.Record, target: float) -> float | None:
             return before[0] + (step - before[0]) * (before[1] - target) / (before[1] - loss)
         before = step, loss
     return None
-
-
-def steps(ranks: str = "4", split: str = "iid") -> str:
-    """Steps to quality, relative to gradient_allreduce's: until the validation loss is within the margin of its last.
-
-    A dash: some seed did not reach it.
-    """
-    found = _results(int(ranks), split)
-    keys = [key for key in _keys() if (grid.REFERENCE, key) in found]
-    lines = []
-    for row in grid.rows():
-        cells = []
-        for key in keys:
-            exact, mine = found[grid.REFERENCE, key], found.get((row, key), {})
-            ratios = []
-            for seed in sorted(mine.keys() & exact.keys()):
-                target = exact[seed].samples["curve"].values[-1] * (1 + grid.MARGIN)
-                needed, base = steps_to(mine[seed], target), steps_to(exact[seed], target)
-                ratios.append(needed / base if needed and base else float("inf"))
-            cells.append("" if not ratios else f"{statistics.mean(ratios):.2f}" if max(ratios) < float("inf") else "-")
-        if row != grid.REFERENCE and any(cells):
-            lines.append([f"`{row}`", *cells])
-    if not lines:
-        return "No trainings yet."
-    return _table(["steps, relative", *(f"{task}, {optimizer}" for task, optimizer in keys)], lines)
 
 
 def holds(ranks: str = "4", split: str = "iid") -> str:

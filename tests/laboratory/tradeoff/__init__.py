@@ -14,7 +14,6 @@ from tests.laboratory.tradeoff.page import (
     hidden,
     latency,
     milliseconds,
-    pace,
     prediction_error,
     speed,
     speed_to_quality,
@@ -24,6 +23,6 @@ from tests.laboratory.tradeoff.page import (
 )
 
 # Called by tests/laboratory/records.py.
-__all__ = ["ablation", "bytes_sent", "choose", "figure", "hidden", "latency", "milliseconds", "pace",
+__all__ = ["ablation", "bytes_sent", "choose", "figure", "hidden", "latency", "milliseconds",
            "prediction_error", "speed", "speed_to_quality", "straggler", "throughput",
            "time_to_quality"]

@@ -27,50 +27,53 @@ CHOICES: tuple[tuple[str, str, str, dict[str, str], str | None], ...] = (
 
 
 def _cell(record, base):
-    """A table's cell: milliseconds, and the speedup over gradient_allreduce."""
+    """A table's cell: milliseconds, and the speedup over gradient_allreduce; a dash: it does not count."""
     if record is None:
         return ""
-    if why := step_times.why_not(record):
-        return f"not measurable ({why})"
+    if step_times.why_not(record):
+        return "-"
     faster = step_times.ms(base) / step_times.ms(record) if base and not step_times.why_not(base) else None
     return f"{step_times.ms(record):.0f}" + (f" ({faster:.1f}x)" if faster else "")
 
 
-def _table(columns, least=1):
-    """columns: {heading: {configuration: record}}. Rows: configurations in at least `least` columns."""
-    ways = [way for way in step_times.WAYS if sum(way in found for found in columns.values()) >= least]
-    if not ways:
-        return "Nothing measured yet."
-    lines = [(f"`{way}`", *(_cell(found.get(way), found.get("gradient_allreduce")) for found in columns.values()))
-             for way in ways]
-    return report.table(("ms per step", *columns), lines, left=1)
+def _speeds(columns):
+    """{heading: {configuration: record}} -> how many times faster than gradient_allreduce, and its milliseconds.
+
+    A dash: the measurement does not count; a row of dashes is left out.
+    """
+    columns = {name: found for name, found in columns.items() if found.keys() > {predict.EXACT}}
+    lines = []
+    for way in step_times.WAYS:
+        cells = [_cell(found.get(way), found.get(predict.EXACT)) for found in columns.values()]
+        if way == predict.EXACT:
+            lines.insert(0, (f"`{way}`, ms", *(cell.partition(" ")[0] for cell in cells)))
+        elif any(cell.strip("-") for cell in cells):
+            lines.append((f"`{way}`", *(cell.partition("(")[2].strip(")") or (cell and "-") for cell in cells)))
+    return report.table(("", *columns), lines, left=1) if columns else "Nothing measured yet."
 
 
-def throughput(rate, model="resnet18"):
-    """ms per step over the number of hosts, without delay."""
-    return _table({f"{hosts} hosts": step_times.newest(
-        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}) for hosts in (2, 4, 8)})
+# Heading of the table of speeds, and of that of times to quality -> arguments of step_times.newest().
+NETWORKS: dict[str, dict[str, Any]] = {
+    "1gbit": {"rate": "1gbit"}, "1gbit 10x": {"rate": "1gbit", "pace": 10.0}, "100mbit": {"rate": "100mbit"}}
+
+
+def throughput(model="resnet18"):
+    """Speeds by network and number of hosts, without delay."""
+    return _speeds({f"{name}, {hosts} hosts": step_times.newest(
+        **network, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={})
+        for name, network in NETWORKS.items() for hosts in (2, 4, 8)})
 
 
 def latency(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step over the delay."""
-    return _table({f"{delay:g} ms": step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={})
-        for delay in (0.0, 5.0, 20.0)}, least=2)
+    """Speeds by delay."""
+    return _speeds({f"{delay:g} ms": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=delay, slow=1.0, model=model, environment={}) for delay in (5.0, 20.0)})
 
 
 def straggler(hosts="4", rate="1gbit", model="resnet18"):
-    """ms per step if the last rank computes longer."""
-    return _table({f"one {slow:g}x slower" if slow > 1 else "all alike": step_times.newest(
-        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (1.0, 2.0, 4.0)},
-                  least=2)
-
-
-def pace(rate="1gbit", pace="10", model="resnet18"):
-    """ms per step if computation is this many times faster."""
-    return _table({f"{hosts} hosts": step_times.newest(
-        rate=rate, hosts=hosts, delay_ms=0.0, slow=1.0, model=model, environment={}, pace=float(pace))
-        for hosts in (2, 4, 8)})
+    """Speeds if the last rank computes longer."""
+    return _speeds({f"one {slow:g}x slower": step_times.newest(
+        rate=rate, hosts=int(hosts), delay_ms=0.0, slow=slow, model=model, environment={}) for slow in (2.0, 4.0)})
 
 
 def hidden(model="resnet18"):
@@ -211,15 +214,12 @@ def figure() -> str:
 # Column -> arguments of sooner().
 Places = dict[str, dict[str, Any]]
 NEAR: Places = {
-    f"{name}, {hosts} hosts": {"rate": rate, "hosts": hosts, "pace": pace}
-    for name, rate, pace in (("1gbit", "1gbit", 1.0), ("1gbit, computing 10x", "1gbit", 10.0),
-                             ("100mbit", "100mbit", 1.0))
-    for hosts in (2, 4)
+    f"{name}, {hosts} hosts": {**network, "hosts": hosts} for name, network in NETWORKS.items() for hosts in (2, 4)
 }
 FAR: Places = {
     **{f"100mbit, {hosts} hosts": {"rate": "100mbit", "hosts": hosts} for hosts in (2, 4, 8)},
-    "1gbit, 2 hosts, computing 10x": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
-    "1gbit, 20 ms, 4 hosts, computing 10x": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
+    "1gbit 10x, 2 hosts": {"rate": "1gbit", "hosts": 2, "pace": 10.0},
+    "1gbit 10x, 20 ms, 4 hosts": {"rate": "1gbit", "hosts": 4, "delay": 20.0, "pace": 10.0},
     "1gbit, 4 hosts, one 4x slower": {"rate": "1gbit", "hosts": 4, "slow": 4.0},
 }
 
@@ -232,10 +232,14 @@ def time_to_quality(task=None):
         times = sooner(way, task=task, **place)
         return "-" if times is None else f"{times:.1f}x" if times else "never"
 
-    lines = [(f"`{way}`", *(cell(way, place) for place in places.values()), str(len(trainings(way, task))))
-             for way, (algorithm, *_) in step_times.WAYS.items()
-             if algorithm != "gradient_allreduce" and trainings(way, task)]
-    return report.table(("", *places, "trainings"), lines, left=1) if lines else "Nothing measured yet."
+    count = {way: len(trainings(way, task)) for way, (algorithm, *_) in step_times.WAYS.items()
+             if algorithm != predict.EXACT and trainings(way, task)}
+    if not count:
+        return "Nothing measured yet."
+    fewest, most = min(count.values()), max(count.values())
+    each = f"{fewest} trainings each" if fewest == most else f"{fewest} to {most} trainings each"
+    return report.table((each, *places), [(f"`{way}`", *(cell(way, place) for place in places.values()))
+                                          for way in count], left=1)
 
 
 def speed_to_quality(way, rate, hosts="2", task=None, **network):
