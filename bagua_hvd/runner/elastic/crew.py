@@ -2,7 +2,8 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
@@ -153,7 +154,7 @@ class Crew:
         if number in self._running:
             self._supervisor.terminate(self._running[number][0], grace_seconds)
 
-    def forget(self, numbers: Collection[int]) -> None:
+    def forget(self, numbers: AbstractSet[int]) -> None:
         """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
         self._supervisor.call_soon(lambda: self._forget(numbers))
 
