@@ -38,12 +38,11 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     topk,
 )
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.operations import Posted
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, context_and_id
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
@@ -242,7 +241,7 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         An Operation.
     """
     values = _values(bucket, name, out)
-    return _reduce(native.ALLREDUCE, values, *begin(group), average, prescale_factor, postscale_factor)
+    return _reduce(native.ALLREDUCE, values, *context_and_id(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -269,7 +268,7 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
         ValueError: the error state does not fit.
     """
     values = _values(bucket, name, out)
-    context, id = begin(group)
+    context, id = context_and_id(group)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
@@ -315,7 +314,7 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("an integer", INTEGERS, round=round)
-    context, id = begin(group)
+    context, id = context_and_id(group)
     return context.post(
         native.D_FP_S, values.name, values.views, process_set=id,
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
@@ -352,7 +351,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     for what, numbers, count in (("before", before, 3), ("after", after, 4)):
         if len(numbers) != count:
             raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
-    context, id = begin(group)
+    context, id = context_and_id(group)
     return context.post(
         native.D_LP_S, sent.name, sent.views, process_set=id, hierarchical=hierarchical, owner=replicas, before=before,
         after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),

@@ -32,11 +32,10 @@ from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import counted
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.statistics import Account
 from bagua_hvd.primitives import c_fp_s
