@@ -222,12 +222,8 @@ class TorchState(ObjectState):
                 handler.save()
             self._saved_state.pop(name, None)
 
-    def save(self) -> None:
-        """Like State.save. HorovodInternalError: GPU results are invalid; the previous save stays."""
-        super().save()
-
     def _save(self):
-        basics.wait_for_gpus()
+        basics.wait_for_gpus()      # if their results are invalid, this raises, and the previous save stays
         for handler in self._handlers.values():
             handler.save()
         super()._save()
