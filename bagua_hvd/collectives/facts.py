@@ -14,7 +14,7 @@ class Extremes:
     A rank in join() contributes nothing.
 
     Args:
-        values: integers from 0 to 2**31 - 2, equally many on all ranks. name: of the operation. group: the ProcessSet.
+        values: integers from 0 to 2**31 - 2, equally many on all ranks. name: of the operation.
         blocking: wait() follows immediately.
     """
 

@@ -125,7 +125,7 @@ class DriverLink:
     """A worker's connection to the driver.
 
     Args:
-        address: `host:port`. secret: bytes. worker: this process's number. on_hosts_updated: function of
+        address: `host:port`. worker: this process's number. on_hosts_updated: function of
         (timestamp, result), called by the receiving thread.
     """
 

@@ -74,9 +74,8 @@ class Reducer:
     """Communicates the gradients of one optimizer.
 
     Args:
-        source: the front end's Source.
-        members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
-        algorithm: an Algorithm. group: the ProcessSet, which includes this rank.
+        members: gradient i is members[i]; the same on all ranks, parameters in forward order.
+        group: includes this rank.
         passes: backward passes in a window, after which gradients are communicated.
         groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.

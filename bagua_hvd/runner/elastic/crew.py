@@ -51,10 +51,8 @@ class Crew:
     """The crew of a driver.ElasticDriver.
 
     Args:
-        command: list of arguments. env: the launcher's environment, including variables set by its flags. output:
-            OutputOptions.
-        supervisor: Supervisor, whose on_exit is the crew's. reach: Reach. service: Service. rendezvous: Rendezvous.
-        secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
+        env: the launcher's environment, including variables set by its flags. supervisor: its on_exit is the crew's.
+        secret_key: base64 bytes.
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
             when a process has ended, or could not be started.
     Attributes:

@@ -102,7 +102,6 @@ class ElasticDriver:
     """One elastic job.
 
     Args:
-        settings: ElasticSettings. hosts: HostManager.
         crew: carries out the driver's decisions, see crew.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.

@@ -16,7 +16,6 @@ class Reach:
     """The Places of hosts. Hosts are connected in parallel, each only once however many threads wait for it.
 
     Args:
-        ssh: SshSpawner. options: HostOptions.
         call: function that makes the supervisor's loop call a function, and returns a Future.
     """
 
