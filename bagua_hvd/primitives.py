@@ -237,8 +237,6 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         out: receives the result: for an array one like it, for a bucket a flat array with the same number and size of
             elements. None: in place.
         name: of an array; for a bucket, replaces its own.
-    Returns:
-        An Operation.
     """
     values = _values(bucket, name, out)
     return _reduce(native.ALLREDUCE, values, *context_and_id(group), average, prescale_factor, postscale_factor)
@@ -262,8 +260,6 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             needs fewer transforms.
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
         hierarchical: sum in full precision within hosts, codes between them. No effect on one host.
-    Returns:
-        An Operation.
     Raises:
         ValueError: the error state does not fit.
     """
@@ -308,8 +304,6 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         group, out, name: as for c_fp_s().
         hierarchical: hosts are the peers, each with the mean of its ranks, weighted by their number
             (native/primitive/peers.h). Ranks of a host end equal; the mean over all ranks stays. One host: its mean.
-    Returns:
-        An Operation.
     """
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
@@ -340,8 +334,6 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
             of ranks weighs less in the mixes: its replica R is replaced by own + s (R - own), if own is kept.
         before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
             call written() when the operation has ended.
-    Returns:
-        An Operation.
     Raises:
         ValueError: the replicas do not fit, or an operation that has not ended uses one of them.
     """

@@ -37,9 +37,5 @@ class Extremes:
 
 
 def extremes(values: Sequence[int], name: str, group: ProcessSet) -> list[tuple[int, int]]:
-    """The largest and the smallest of each number over the ranks; see Extremes. Collective; blocks.
-
-    Returns:
-        A list of (largest, smallest).
-    """
+    """(largest, smallest) of each number over the ranks; see Extremes. Collective; blocks."""
     return Extremes(values, name, group, blocking=True).wait()

@@ -283,8 +283,6 @@ class Posting:
             owner: kept alive until the operation ends, like the owners of the tensors (for error states, replicas).
             stream: the framework's stream that wrote the tensors on a GPU; None: the current one.
             primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
-        Returns:
-            An Operation, or Ended.
         Raises:
             ValueError: the call is wrong and nothing was posted. HorovodInternalError: the context or a blocking
             operation has failed.

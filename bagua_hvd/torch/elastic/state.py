@@ -24,11 +24,7 @@ from bagua_hvd.torch.wrapping import Wrapped
 
 
 class StateHandler:
-    """Saves, restores and synchronizes one object of a TorchState; subclasses say how.
-
-    Args:
-        value: the object.
-    """
+    """Saves, restores and synchronizes one object, `value`, of a TorchState; subclasses say how."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
