@@ -38,12 +38,11 @@ from bagua_hvd.codecs import (  # with the primitives that take them
     topk,
 )
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.operations import Posted
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, context_and_id
 from bagua_hvd.training.buckets import Bucket
 
 EXCHANGES = {"scatter_gather": native.EXCHANGE_SCATTER_GATHER, "allgather": native.EXCHANGE_ALLGATHER}
@@ -238,11 +237,9 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
         out: receives the result: for an array one like it, for a bucket a flat array with the same number and size of
             elements. None: in place.
         name: of an array; for a bucket, replaces its own.
-    Returns:
-        An Operation.
     """
     values = _values(bucket, name, out)
-    return _reduce(native.ALLREDUCE, values, *begin(group), average, prescale_factor, postscale_factor)
+    return _reduce(native.ALLREDUCE, values, *context_and_id(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -263,13 +260,11 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
             needs fewer transforms.
         prescale_factor, postscale_factor, out, name: as for c_fp_s().
         hierarchical: sum in full precision within hosts, codes between them. No effect on one host.
-    Returns:
-        An Operation.
     Raises:
         ValueError: the error state does not fit.
     """
     values = _values(bucket, name, out)
-    context, id = begin(group)
+    context, id = context_and_id(group)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
@@ -309,13 +304,11 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         group, out, name: as for c_fp_s().
         hierarchical: hosts are the peers, each with the mean of its ranks, weighted by their number
             (native/primitive/peers.h). Ranks of a host end equal; the mean over all ranks stays. One host: its mean.
-    Returns:
-        An Operation.
     """
     values = _values(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("an integer", INTEGERS, round=round)
-    context, id = begin(group)
+    context, id = context_and_id(group)
     return context.post(
         native.D_FP_S, values.name, values.views, process_set=id,
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
@@ -341,8 +334,6 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
             of ranks weighs less in the mixes: its replica R is replaced by own + s (R - own), if own is kept.
         before, after: a and b; replicas are mixed in float32. A replica that is not kept has weight 0. For a Weights,
             call written() when the operation has ended.
-    Returns:
-        An Operation.
     Raises:
         ValueError: the replicas do not fit, or an operation that has not ended uses one of them.
     """
@@ -352,7 +343,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     for what, numbers, count in (("before", before, 3), ("after", after, 4)):
         if len(numbers) != count:
             raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
-    context, id = begin(group)
+    context, id = context_and_id(group)
     return context.post(
         native.D_LP_S, sent.name, sent.views, process_set=id, hierarchical=hierarchical, owner=replicas, before=before,
         after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),

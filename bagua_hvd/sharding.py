@@ -17,11 +17,10 @@ import numpy as np
 
 from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import native, vectors
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import Posted
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, context_and_id
 
 _CODEC = struct.Struct("=16sd")
 
@@ -126,5 +125,5 @@ def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:
 def _post(kind: int, codes: np.ndarray, group: ProcessSet, name: str) -> Posted:
     check_name(name)
     view = vectors.array_view(codes)._replace(dst=0)
-    context, id = begin(group)
+    context, id = context_and_id(group)
     return context.post(kind, name, [view], process_set=id)

@@ -39,13 +39,9 @@ def _from_tree(tree, blob):
 
 
 class AlgorithmState(keras.layers.Layer):
-    """A part of an optimizer that Keras saves and loads. It is a layer only because Keras can save layers.
+    """A part of an optimizer that Keras saves and loads. It is a layer only because Keras can save layers."""
 
-    Args:
-        optimizer: a HasDistribution.
-    """
-
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: "HasDistribution") -> None:
         super().__init__()
         self._of = (optimizer.algorithm_state_dict, optimizer.load_algorithm_state_dict, optimizer.distribution)
 

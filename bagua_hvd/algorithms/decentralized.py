@@ -27,8 +27,7 @@ from random import Random
 from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
 from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.collectives.rules import registered_id
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import d_fp_s
 from bagua_hvd.training.buckets import Bucket

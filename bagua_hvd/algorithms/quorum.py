@@ -192,7 +192,7 @@ class QuorumServer(Server):
     """Serves the rounds of all fragments; see Server, and the module.
 
     Args:
-        secret: bytes. host: numeric address to bind.
+        host: numeric address to bind.
     """
 
     def __init__(self, secret: bytes, host: str) -> None:

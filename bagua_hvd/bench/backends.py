@@ -23,6 +23,15 @@ def _name(tensor):
     return f"bench.{tensor.numel()}"
 
 
+def _filling(result, function, *arguments):
+    """A Call of a function that writes its result to the tensor `result`."""
+    def call():
+        function(*arguments)
+        return result
+
+    return call
+
+
 class Bagua:
     """The public interface of bagua_hvd.torch; with an algorithm, allreduce is the algorithm's, over a bucket."""
 
@@ -50,12 +59,7 @@ class Bagua:
         view = frontend.view(tensor, tensor)
         bucket = Bucket(name, {0: Member(name, tuple(tensor.shape), view.dtype)})
         bucket.place(0, view)
-
-        def call():
-            self.communicate(bucket, self.hvd.global_process_set).wait()
-            return tensor
-
-        return call
+        return _filling(tensor, lambda: self.communicate(bucket, self.hvd.global_process_set).wait())
 
     def broadcast(self, tensor: torch.Tensor) -> Call:
         return functools.partial(self.hvd.broadcast_, tensor, 0, name=_name(tensor))
@@ -105,27 +109,16 @@ class Gloo:
     def barrier(self) -> None:
         self.dist.barrier()
 
-    def _over(self, collective, tensor):
-        def call():
-            collective(tensor)
-            return tensor
-
-        return call
-
     def allreduce(self, tensor: torch.Tensor) -> Call:
-        return self._over(self.dist.all_reduce, tensor)
+        return _filling(tensor, self.dist.all_reduce, tensor)
 
     def broadcast(self, tensor: torch.Tensor) -> Call:
-        return self._over(lambda output: self.dist.broadcast(output, 0), tensor)
+        return _filling(tensor, self.dist.broadcast, tensor, 0)
 
-    def _into(self, collective, tensor, count):
+    @staticmethod
+    def _into(collective, tensor, count):
         output = tensor.new_empty(count)
-
-        def call():
-            collective(output, tensor)
-            return output
-
-        return call
+        return _filling(output, collective, output, tensor)
 
     def allgather(self, tensor: torch.Tensor) -> Call:
         return self._into(self.dist.all_gather_into_tensor, tensor, tensor.numel() * self.size)
@@ -161,30 +154,15 @@ class Mpi:
         self.comm.Barrier()
 
     def allreduce(self, tensor: torch.Tensor) -> Call:
-        comm, array = self.comm, tensor.numpy()
-
-        def call():
-            comm.Allreduce(self.MPI.IN_PLACE, array)
-            return tensor
-
-        return call
+        return _filling(tensor, self.comm.Allreduce, self.MPI.IN_PLACE, tensor.numpy())
 
     def broadcast(self, tensor: torch.Tensor) -> Call:
-        def call():
-            self.comm.Bcast(tensor.numpy(), 0)
-            return tensor
+        return _filling(tensor, self.comm.Bcast, tensor.numpy(), 0)
 
-        return call
-
-    def _into(self, collective, tensor, count):
+    @staticmethod
+    def _into(collective, tensor, count):
         output = tensor.new_empty(count)
-        source, target = tensor.numpy(), output.numpy()
-
-        def call():
-            collective(source, target)
-            return output
-
-        return call
+        return _filling(output, collective, tensor.numpy(), output.numpy())
 
     def allgather(self, tensor: torch.Tensor) -> Call:
         return self._into(self.comm.Allgather, tensor, tensor.numel() * self.size)

@@ -14,7 +14,7 @@ class Extremes:
     A rank in join() contributes nothing.
 
     Args:
-        values: integers from 0 to 2**31 - 2, equally many on all ranks. name: of the operation. group: the ProcessSet.
+        values: integers from 0 to 2**31 - 2, equally many on all ranks. name: of the operation.
         blocking: wait() follows immediately.
     """
 
@@ -37,9 +37,5 @@ class Extremes:
 
 
 def extremes(values: Sequence[int], name: str, group: ProcessSet) -> list[tuple[int, int]]:
-    """The largest and the smallest of each number over the ranks; see Extremes. Collective; blocks.
-
-    Returns:
-        A list of (largest, smallest).
-    """
+    """(largest, smallest) of each number over the ranks; see Extremes. Collective; blocks."""
     return Extremes(values, name, group, blocking=True).wait()

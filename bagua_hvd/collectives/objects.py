@@ -2,9 +2,9 @@
 from typing import Any
 
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import context_and_id
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: Any) -> Any:
@@ -22,7 +22,7 @@ def broadcast_object(obj: Any, root_rank: int, name: str | None, process_set: An
             serialize its object; that rank raises the error of cloudpickle.
     """
     check_name(name, "broadcast_object()")
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     return objects.broadcast_object(context, obj, root_rank, basics.rank() == root_rank, name or "object", id)
 
 
@@ -36,5 +36,5 @@ def allgather_object(obj: Any, name: str | None, process_set: Any) -> list:
         ValueError: this rank is not in the set. HorovodInternalError: as broadcast_object().
     """
     check_name(name, "allgather_object()")
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     return objects.allgather_object(context, obj, name or "object", id)

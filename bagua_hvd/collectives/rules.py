@@ -15,13 +15,12 @@ from typing import Any
 from bagua_hvd.collectives.arguments import check_name
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
-from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.core.util import get_average_backwards_compatibility_fun
 from bagua_hvd.job import basics
-from bagua_hvd.job.basics import NOT_INITIALIZED, Adasum, Average, Sum, runtime
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set, id_of, is_registered
+from bagua_hvd.job.basics import Adasum, Average, Sum, runtime
+from bagua_hvd.job.process_sets import ProcessSet, context_and_id, global_process_set
 
 handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(basics)
 
@@ -91,32 +90,6 @@ def synchronize(handle: int) -> Any:
     return output
 
 
-def begin(process_set: ProcessSet) -> tuple[Context, int]:
-    """The context and the native id of the set."""
-    context = runtime.context
-    if context is None:
-        raise HorovodInternalError(NOT_INITIALIZED)
-    # The common case first: a small operation takes only a few microseconds.
-    return context, 0 if process_set is global_process_set else registered_id(process_set)
-
-
-def registered_id(process_set: Any) -> int:
-    """The native id of the set. ValueError: it has none, or the running job has no set of that id."""
-    id = id_of(process_set)
-    if id != 0:
-        check_registered(id, process_set)
-    return id       # type: ignore[return-value]  # None has raised
-
-
-def check_registered(id: int | None, what: object) -> None:
-    """Raises ValueError about `what` unless this is a process set's id. Before init(), any number may become one."""
-    if id is None or (runtime.context is not None and not is_registered(id)):
-        raise ValueError(
-            f"{what} is not registered, or has been removed: pass it to init(process_sets=[...]) or "
-            "add_process_set() first."
-        )
-
-
 def _post(context, kind, word, name, id, views, **arguments):
     """Posts an operation, without a name under the next number. `word` is that of the kind, `id` that of the set."""
     check_name(name)
@@ -181,7 +154,7 @@ def allreduce(frontend: Any, tensor: Any, in_place: bool = False, name: str | No
         HorovodInternalError (tensorflow: FailedPreconditionError, UnknownError): ranks disagree about the operation
             (the job continues), or a rank was lost.
     """
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     if op != Average and op != Sum:
         check_op(op, id, context)
     output = tensor if in_place else frontend.allocate_like(tensor)
@@ -214,7 +187,7 @@ def grouped_allreduce(frontend: Any, tensors: Any, in_place: bool = False, name:
     Raises:
         As allreduce; ValueError also for an empty list.
     """
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     check_op(op, id, context)
     tensors = _check_group(tensors)
     outputs = tuple(tensors if in_place else map(frontend.allocate_like, tensors))
@@ -285,7 +258,7 @@ def _view_of_rows(frontend, tensor):
 
 def _gather(frontend, word, tensors, name, process_set, blocking, output):
     """output: function of the tuple of results."""
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     tensors = _check_group(tensors)
     views = [_view_of_rows(frontend, tensor) for tensor in tensors]
     operation = _post(context, native.ALLGATHER, word, name, id, views, blocking=blocking)
@@ -303,7 +276,7 @@ def broadcast(frontend: Any, tensor: Any, root_rank: int, in_place: bool = False
     Raises:
         As allreduce; ValueError also when the root is not in the set.
     """
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     output = tensor if in_place else frontend.allocate_like(tensor)
     view = frontend.view(tensor, output)
     operation = _post(context, native.BROADCAST, "broadcast", name, id, (view,), root_rank=root_rank,
@@ -339,7 +312,7 @@ def alltoall(frontend: Any, tensor: Any, splits: Any = None, name: str | None = 
         As allreduce; ValueError also for splits of the wrong type, length or sum, and without splits for a first
         dimension that the ranks cannot share evenly.
     """
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     view = _view_of_rows(frontend, tensor)
     size = context.process_set_size(id)
     rows = None
@@ -414,7 +387,7 @@ def grouped_reducescatter(frontend: Any, tensors: Any, name: str | None = None, 
 
 
 def _scatter(frontend, word, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking):
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     if op != Average and op != Sum:
         raise HorovodInternalError(SCATTER_OPS_ONLY)
     tensors = _check_group(tensors)
@@ -436,7 +409,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Pending:
     Raises:
         ValueError: this rank is not in the set. HorovodInternalError: a rank was lost, or has joined.
     """
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     return Pending(context.post(native.BARRIER, "barrier", process_set=id, blocking=True))
 
 
@@ -454,7 +427,7 @@ def join() -> Pending:
     Raises:
         HorovodInternalError: a rank was lost, or the job was shut down.
     """
-    context, _ = begin(global_process_set)
+    context, _ = context_and_id(global_process_set)
     for sent in list(runtime.in_flight):        # else a joined rank would run their last phases
         sent.wait_all()
     runtime.changes += 1

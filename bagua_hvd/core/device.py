@@ -133,13 +133,9 @@ def _compile_kernels(found):
 
 
 class Placement:
-    """The GPU that a tensor is on, and how its framework orders work there. One for each framework and GPU.
+    """The GPU that a tensor is on, and how its framework orders work there. One for each framework and GPU."""
 
-    Args:
-        device: the Device.
-    """
-
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
 
     def stream(self) -> Any:

@@ -113,8 +113,8 @@ class Operation:
 
     __slots__ = ("_handle", "_context", "_owners", "_status", "_failure", "_placement")
 
-    def __init__(self, handle: Any, context: Posting, owners: Any, placement: Any = None) -> None:
-        self._handle = handle
+    def __init__(self, context: Posting, owners: Any, placement: Any = None) -> None:
+        self._handle: Any = None
         self._placement = placement
         self._context = context
         self._owners = owners
@@ -283,8 +283,6 @@ class Posting:
             owner: kept alive until the operation ends, like the owners of the tensors (for error states, replicas).
             stream: the framework's stream that wrote the tensors on a GPU; None: the current one.
             primitive: other fields of struct bhvd_args, as cffi takes them; see floats() for its pointers.
-        Returns:
-            An Operation, or Ended.
         Raises:
             ValueError: the call is wrong and nothing was posted. HorovodInternalError: the context or a blocking
             operation has failed.
@@ -320,7 +318,7 @@ class Posting:
             placement.device.place(args, placement.stream() if stream is None else stream)
             self.gpus.add(placement.device)
         params = _take_out_params()
-        operation = Operation(None, self, (tensors, owner), placement)
+        operation = Operation(self, (tensors, owner), placement)
         try:
             status = lib.bhvd_post(self._pointer, args, params.out, params.error)
             operation._handle = params.out[0]
@@ -353,7 +351,7 @@ class Posting:
                 prescale_factor, postscale_factor, byte_counter.get(), wait_ms, result, out, params.error,
             )
             if status == IN_PROGRESS:
-                operation = posted = Operation(None, self, (view, owner))
+                operation = posted = Operation(self, (view, owner))
                 posted._handle = out[0]
         except BaseException:       # from a signal handler: the operation continues, or has ended and left a result
             self._abandon(operation, out, (view, owner))

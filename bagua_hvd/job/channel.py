@@ -70,7 +70,7 @@ class Handshake:
     """One side of the handshake, without I/O: send `hello`; receive the peer's, send proof(); receive it, check() it.
 
     Args:
-        secret: bytes. role: CONNECTED or ACCEPTED. port: the accepting side's.
+        role: CONNECTED or ACCEPTED. port: the accepting side's.
     """
 
     def __init__(self, secret: bytes, role: bytes, port: int) -> None:
@@ -120,7 +120,7 @@ class Connection:
     """A process's connection to the launcher. One thread may call send() while another calls receive().
 
     Args:
-        host, port: the launcher's. secret: bytes. timeout: seconds for connecting and handshake.
+        host, port: the launcher's. timeout: seconds for connecting and handshake.
     Raises:
         OSError: nothing listens there. NotAuthenticated.
     """

@@ -125,7 +125,7 @@ class DriverLink:
     """A worker's connection to the driver.
 
     Args:
-        address: `host:port`. secret: bytes. worker: this process's number. on_hosts_updated: function of
+        address: `host:port`. worker: this process's number. on_hosts_updated: function of
         (timestamp, result), called by the receiving thread.
     """
 
@@ -184,8 +184,6 @@ class DriverLink:
             skip_sync: whether this worker's state is intact and needs no synchronization.
             failure: why the previous rendezvous failed; None: it did not.
             silent: the silent rank because of which this worker left the job; None: none.
-        Returns:
-            The Assignment.
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """

@@ -9,8 +9,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from bagua_hvd.core import native
+from bagua_hvd.core.context import Context
+from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job.runtime import NOT_INITIALIZED, dynamic_process_sets, runtime
 from bagua_hvd.job.runtime import context as running_context
-from bagua_hvd.job.runtime import dynamic_process_sets, runtime
 from bagua_hvd.job.runtime import rank as job_rank
 
 
@@ -114,9 +116,31 @@ def check_ranks(ranks: list[int] | None, size: int, known: Sequence[list[int] | 
         raise ValueError(f"Attempted to add a duplicate process set: {ranks}.")
 
 
-def is_registered(id: Any) -> bool:
-    """Whether the running job has a set with this id."""
-    return id == 0 or id in _registered or id in _of_members
+def context_and_id(process_set: ProcessSet) -> tuple[Context, int]:
+    """The running job's context, and the native id of the set there; see registered_id()."""
+    context = runtime.context
+    if context is None:
+        raise HorovodInternalError(NOT_INITIALIZED)
+    # The common case first: a small operation takes only a few microseconds.
+    return context, 0 if process_set is global_process_set else registered_id(process_set)
+
+
+def registered_id(process_set: Any) -> int:
+    """The native id of the set. ValueError: it has none, or the running job has no set of that id."""
+    id = id_of(process_set)
+    if id != 0:
+        check_registered(id, process_set)
+    return id       # type: ignore[return-value]  # None has raised
+
+
+def check_registered(id: int | None, what: object) -> None:
+    """Raises ValueError about `what` unless this is a process set's id. Before init(), any number may become one."""
+    known = id == 0 or id in _registered or id in _of_members
+    if id is None or (runtime.context is not None and not known):
+        raise ValueError(
+            f"{what} is not registered, or has been removed: pass it to init(process_sets=[...]) or "
+            "add_process_set() first."
+        )
 
 
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:

@@ -101,7 +101,7 @@ def start(facts: Any, stalled: Any) -> Any:
 _last_report = BecauseOf(None)
 
 
-def report_cause(rank: int) -> None:
+def report_cause(rank: int | None) -> None:
     """Tells the launcher which rank's end caused the end of this process, so that it names the right one.
 
     Args:

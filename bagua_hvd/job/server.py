@@ -21,7 +21,7 @@ class Server:
     """Listens from construction to close(); a context manager. Subclasses define the serve() after the handshake.
 
     Args:
-        secret: bytes. host: numeric address to bind. name: of the thread. ports: as for listen().
+        host: numeric address to bind. name: of the thread. ports: as for listen().
     Raises:
         OSError: the address cannot be used.
     Attributes:

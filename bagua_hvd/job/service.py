@@ -12,7 +12,7 @@ class Service(Server):
     """See Server.
 
     Args:
-        secret: bytes. on_event: function of (event, number of the worker, message), called in the service's thread;
+        on_event: function of (event, number of the worker, message), called in the service's thread;
             event: the message's name, or "disconnected".
         kinds: dataclasses of the messages that a worker may send after its hello (job/messages.py). Any other message
             ends the connection.

@@ -10,7 +10,7 @@ from bagua_hvd.collectives.compression import is_compression
 from bagua_hvd.core.util import deprecated, split_list
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Sum
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set, registered_id
 
 
 class GradientOptions(NamedTuple):
@@ -41,7 +41,7 @@ class GradientOptions(NamedTuple):
         _check_factor(self.gradient_predivide_factor)
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
-        id = rules.registered_id(self.process_set)
+        id = registered_id(self.process_set)
         check_groups(self.groups)
         if isinstance(self.delay, bool) or self.delay not in (0, 1):
             raise ValueError(f"delay={self.delay!r}: expected 0 (gradients are applied in their own step) or 1 (one "

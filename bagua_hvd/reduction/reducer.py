@@ -32,11 +32,10 @@ from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import counted
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.statistics import Account
 from bagua_hvd.primitives import c_fp_s
@@ -75,9 +74,8 @@ class Reducer:
     """Communicates the gradients of one optimizer.
 
     Args:
-        source: the front end's Source.
-        members: list of Member: gradient i is members[i]; the same on all ranks, parameters in forward order.
-        algorithm: an Algorithm. group: the ProcessSet, which includes this rank.
+        members: gradient i is members[i]; the same on all ranks, parameters in forward order.
+        group: includes this rank.
         passes: backward passes in a window, after which gradients are communicated.
         groups: None, or lists of indices that share a bucket.
         prescale_factor, postscale_factor: see Bucket.

@@ -130,9 +130,7 @@ def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, por
     """The environment of the rank at `slot`: the launcher's own, `env`, and the variables of the job.
 
     Args:
-        slot: SlotInfo.
-        address, port: of the rendezvous.
-        secret_key: base64 bytes.
+        address, port: of the rendezvous. secret_key: base64 bytes.
         interface: of the rank's host, for connections to other ranks.
     """
     # The command has no use for exported shell functions, and older shells fail on their names. Variables of an outer

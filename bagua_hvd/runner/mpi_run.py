@@ -120,7 +120,6 @@ def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], py
     Args:
         args: as for command(), without the command. hosts: `h1:2,h2:2`; None: this host.
         env: the launcher's environment, including variables set by the arguments. python: of the ranks.
-        server: the function's FunctionServer. console: Console.
     Raises:
         As run_static(); ValueError, FileNotFoundError: see command().
     """

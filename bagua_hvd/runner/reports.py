@@ -49,8 +49,6 @@ class _Filter:
 class Reports:
     """Reports of all processes of a job; belongs to the thread that forwards their output.
 
-    Args:
-        dashboard: Dashboard, or None.
     Attributes:
         because_of: {process: rank}: the rank that failed or left the job before the process did; None: none.
     """
@@ -115,11 +113,7 @@ class Reports:
         return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console: Console, failed: WorkerFailed) -> None:
-        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
-
-        Args:
-            failed: WorkerFailed.
-        """
+        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known."""
         text = self._buried_traceback(failed.process)
         if text:
             console.say(f"baguarun: Process {failed.rank} failed first. It had written:")

@@ -123,7 +123,6 @@ class Spawner:
         self._stack.close()
 
     def start(self, task: Task) -> AnyProcess:
-        """Starts a supervisor.Task and returns its process. OSError: no more processes or descriptors."""
         local = task.host is None or is_local(task.host)
         return (self._local if local else self._remote).start(task)
 

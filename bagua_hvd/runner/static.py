@@ -64,10 +64,8 @@ def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str
 
     Args:
         command: list of arguments, run without a shell.
-        slots: SlotInfos.
         env: the launcher's environment, including variables set by its flags.
-        output: OutputOptions. options: HostOptions.
-        console: Console; None: descriptors 1 and 2.
+        console: None: descriptors 1 and 2.
         server: the FunctionServer that the command connects to; None: it does not.
         dashboard: whether to show a live table below the ranks' output, on stdout.
     Raises:

@@ -60,15 +60,9 @@ run = runs(__name__, translated_errors)
 
 
 class TensorFlowKerasState(KerasState):
-    """Keras model, optimizer and other training state, as attributes.
+    """A KerasState. every_step needs a DistributedOptimizer, because a tape does not see when weights change.
 
-    Args:
-        model: a built Keras model. optimizer: None for the model's own. backend: unused, for compatibility with
-            Horovod.
-        every_step: see KerasState; needs a DistributedOptimizer, because a tape does not see when weights change.
-        kwargs: further attributes with their initial values; they are pickled.
-    Raises:
-        ValueError: see KerasState.
+    backend: unused, for compatibility with Horovod.
     """
 
     def __init__(self, model: "tf.keras.Model", optimizer: "tf.keras.optimizers.Optimizer | None" = None,

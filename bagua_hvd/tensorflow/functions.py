@@ -5,9 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.collectives import objects
-from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.util import doc_from
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set, registered_id
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.dtypes import DTYPES, from_wire, to_wire
 from bagua_hvd.tensorflow.graphs import as_written, public

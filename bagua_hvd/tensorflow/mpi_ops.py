@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, registered_id
+from bagua_hvd.collectives.rules import handle_average_backwards_compatibility
 from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.core.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401  (Horovod's name)
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
-from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.process_sets import ProcessSet, check_registered, global_process_set, registered_id
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.bridge import Bridge
@@ -253,7 +253,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
         ValueError: there is no such set. When the graph runs: tf.errors.InvalidArgumentError: the set no longer exists;
             tf.errors.FailedPreconditionError: before init().
     """
-    rules.check_registered(process_set_id, f"process set {process_set_id}")
+    check_registered(process_set_id, f"process set {process_set_id}")
     return collective_ops.fact("size", process_set_id, name)
 
 

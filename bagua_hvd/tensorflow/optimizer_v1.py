@@ -3,6 +3,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd.core.util import doc_from
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written
@@ -47,9 +49,8 @@ class DistributedV1(WrappedV1):
             self._aggregation = LocalGradientAggregationHelper(
                 passes, self._reduction, options.sparse_as_dense, average_aggregated)
 
+    @doc_from(HasDistribution.register_local_var)
     def register_local_var(self, var: Any) -> None:
-        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
-        scale_local_gradients is False."""
         self._reduction.register_local(var)
 
     def set_weight(self, weight: Any) -> None:

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from bagua_hvd._keras import adam
 from bagua_hvd.algorithms.base import Algorithm
-from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core.native import ffi
+from bagua_hvd.job.process_sets import registered_id
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd._keras import api
+from bagua_hvd._keras.checkpoint import HasDistribution
 from bagua_hvd._keras.types import Groups, Layers
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
@@ -34,9 +35,8 @@ class _DistributedGradientTape(tf.GradientTape):
         self._weight = None
         self._local_only = False        # while a Jacobian matrix is computed, from local gradients
 
+    @doc_from(HasDistribution.register_local_var)
     def register_local_source(self, source):
-        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
-        scale_local_gradients is False."""
         self._local_sources.add(source)
 
     def set_weight(self, weight: float | tf.Tensor) -> None:
@@ -113,21 +113,13 @@ def DistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", d
 
     Args:
         gradtape: a tf.GradientTape. The result's class derives from its class and has its name.
-        device_dense, device_sparse: unused, for compatibility with Horovod.
-        compression: applied to gradients before they are sent: Compression.none, Compression.fp16 or your own.
-        sparse_as_dense: send IndexedSlices as dense tensors; else their rows are gathered (except in XLA programs,
-            where shapes are fixed and all are sent as dense).
+        device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, num_groups, groups,
+            scale_local_gradients: as for DistributedOptimizer, whose register_local_var() is register_local_source().
         op: Average, Sum or Adasum.
-        gradient_predivide_factor: f: gradients are divided by f before the sum and multiplied by f / size after it.
-        num_groups: deprecated, see groups.
-        groups: number of groups, or lists of variables; one operation per group. None: buckets of about
-            BAGUA_DEFAULT_BUCKET_SIZE bytes (10 MiB).
         process_set: the ranks that reduce; others get local gradients.
-        scale_local_gradients: divide gradients of sources given to register_local_source() by the number of ranks.
-        algorithm: how gradients are communicated: a registered name such as "bytegrad", an Algorithm, or its class.
-            None: BAGUA_ALGORITHM, else "gradient_allreduce". Of Algorithms with equal settings, which each step may
-            make anew, the first one is used. Algorithms on weights or momenta need DistributedOptimizer, because they
-            must see its step; give it the gradients of a plain tape.
+        algorithm: as for DistributedOptimizer. Of Algorithms with equal settings, which each step may make anew, the
+            first one is used. Algorithms on weights or momenta need DistributedOptimizer, because they must see its
+            step; give it the gradients of a plain tape.
         delay: 1: returns the gradients of the previous call of gradient() for these sources; zeros in the first.
             Communication may last until the next call. One call per step for each list of sources, all of them
             variables. For algorithms that communicate gradients; see docs/algorithms.md.

@@ -7,9 +7,9 @@ import io
 import pickle
 from typing import Any
 
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import context_and_id
 
 # The only key that DistributedOptimizer adds to a state_dict, and only with an algorithm that may have state.
 STATE_KEY = "bagua_hvd"
@@ -46,7 +46,7 @@ def gathered(state: dict, process_set: Any) -> dict:
     """
     if STATE_KEY not in state["param_groups"][0] or basics.size() == 1 or not process_set.included():
         return state
-    context, id = begin(process_set)
+    context, id = context_and_id(process_set)
     of_ranks = objects.allgather_object(context, kept_in(state), "rank_states", id)
     return with_kept(state, {_OF_RANKS: of_ranks}) if any(of_ranks) else state
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from bagua_hvd.collectives.objects import allgather_object
-from bagua_hvd.collectives.rules import begin
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set, of_members
 
@@ -68,4 +67,4 @@ def counterparts(parameters: Iterable[torch.Tensor], process_set: ProcessSet) ->
                          "gradients: use the torch optimizer as it is, or make several islands: "
                          "init_device_mesh('cpu', (2, n), mesh_dim_names=('island', 'shard')), and "
                          "fully_shard(model, mesh=mesh['shard'])")
-    return of_members(begin(process_set)[0], ranks, basics.size())
+    return of_members(basics.context(), ranks, basics.size())

@@ -232,8 +232,6 @@ def partition_groups(members: dict[int, Member], groups: Sequence[Sequence[int]]
 
     Args:
         members: as for partition(). groups: lists of indices; members in no group are cut by partition().
-    Returns:
-        A list of lists of indices.
     """
     buckets: list[list[int]] = []
     rest = dict(members)

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.collectives.rules import registered_id
 from bagua_hvd.core import native
 from bagua_hvd.core.simulator import Network, allreduces
 from bagua_hvd.job import basics
-from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
 from bagua_hvd.tuning.memory import UNKNOWN_MIB, available_mib

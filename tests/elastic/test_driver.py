@@ -490,6 +490,21 @@ def test_meetings_that_fail_since_members_fail_are_no_reason_to_give_up():
         assert job.driver.failure is None and len(job.ranks()) == lost
 
 
+def test_only_members_report_a_failed_rendezvous():
+    job = left_out()
+    job.join(2, failure="no route")         # of an earlier generation
+    job.join(0, 1)
+    job.join(0, 1, failure="no route")
+    job.find({"b": 1})
+    job.driver.joined(0, failure="no route")        # it is dismissed
+    job.join(1)
+    job.join(1, failure="no route")
+    job.join(1, failure="no route")
+    assert job.driver.failure is None
+    job.join(1, failure="no route")
+    assert str(job.driver.failure).endswith("3 times in a row: no route")
+
+
 def test_one_that_does_not_come():
     for needed in (1, 2):
         job = running({"a": 1, "b": 1}, min_num_proc=needed, elastic_timeout=60)
@@ -694,6 +709,22 @@ def test_starts_that_never_join_are_limited(limits, said):
     assert said in str(job.driver.failure)
     assert len(job.hosts) <= 20
     assert isinstance(job.driver.failure.__cause__, WorkerFailed)
+
+
+@pytest.mark.parametrize("disconnects", [False, True])
+def test_workers_that_end_in_the_first_init_are_limited(disconnects):
+    """Whichever the driver notices first, the end of the process or that of its connection."""
+    job = Job({"a": 1, "b": 1}, cooldown_range=(1, 2), num_proc=2, min_num_proc=2, start_timeout=600, reset_limit=2)
+    for _ in range(40):
+        newest = max(job.hosts)
+        if newest in job.driver._workers and job.hosts[newest] == "b":
+            job.join(newest)
+            if disconnects:
+                job.driver.disconnected(newest)
+            job.end(newest, 1)
+        job.wait(1)
+    assert "exceeded limit: 2" in str(job.driver.failure)
+    assert len(job.hosts) == 4
 
 
 def test_starts_that_fail_while_others_train_do_not_end_the_job():

@@ -2,7 +2,8 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
@@ -50,10 +51,8 @@ class Crew:
     """The crew of a driver.ElasticDriver.
 
     Args:
-        command: list of arguments. env: the launcher's environment, including variables set by its flags. output:
-            OutputOptions.
-        supervisor: Supervisor, whose on_exit is the crew's. reach: Reach. service: Service. rendezvous: Rendezvous.
-        secret_key: base64 bytes. console: Console. dashboard: Dashboard, or None.
+        env: the launcher's environment, including variables set by its flags. supervisor: its on_exit is the crew's.
+        secret_key: base64 bytes.
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
             when a process has ended, or could not be started.
     Attributes:
@@ -153,7 +152,7 @@ class Crew:
         if number in self._running:
             self._supervisor.terminate(self._running[number][0], grace_seconds)
 
-    def forget(self, numbers: Collection[int]) -> None:
+    def forget(self, numbers: AbstractSet[int]) -> None:
         """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
         self._supervisor.call_soon(lambda: self._forget(numbers))
 

@@ -172,7 +172,6 @@ class HostManager:
     For use by one thread.
 
     Args:
-        discovery: HostDiscovery.
         cooldown_range: (low, high) seconds after which a blacklisted host is usable again; see _Blacklist. None: never.
         clock: seconds. jitter: function of (low, high).
     Attributes:

@@ -32,7 +32,8 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,7 +87,7 @@ class AnyCrew(Protocol):
 
     def stop(self, number: int, grace_seconds: float = ...) -> None: ...
 
-    def forget(self, numbers: Collection[int]) -> None: ...
+    def forget(self, numbers: AbstractSet[int]) -> None: ...
 
     def place(self, number: int, slot: SlotInfo) -> None: ...
 
@@ -101,7 +102,6 @@ class ElasticDriver:
     """One elastic job.
 
     Args:
-        settings: ElasticSettings. hosts: HostManager.
         crew: carries out the driver's decisions, see crew.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
@@ -134,9 +134,8 @@ class ElasticDriver:
         self._ending = False            # a member, or a worker before the first rendezvous, ended with 0
         self._failures: list[_Failure] = []
         self._last_loss = ""            # the message about the last failed worker
-        self._unconnected: str | None = None    # why members of the present generation could not connect to each other
         self._failed_rendezvous = 0     # consecutive rendezvous that failed to connect without a failed member
-        self._failed_starts = 0         # while no worker runs: workers that ended before calling init()
+        self._failed_starts = 0         # while no worker runs: workers that ended before they had a rank
         self._no_start_before = -math.inf   # this process lacks what it needs for one more worker
         self._waiting_since: float | None = None        # since when workers wait for slots or other workers
         self._host_changes: tuple[Any, int, float] | None = None        # (what, timestamp, when sent last)
@@ -162,9 +161,8 @@ class ElasticDriver:
         if worker.phase is Phase.LEAVING:
             self._crew.send(number, Removed())
             return
-        self._unconnected = failure or self._unconnected
         self._enter(worker, Phase.WAITING)
-        worker.skip_sync, worker.silent, worker.respond_by = skip_sync, silent, None
+        worker.skip_sync, worker.failure, worker.silent, worker.respond_by = skip_sync, failure, silent, None
 
     def _kill_silent(self):
         """Kills the member that most others report as silent, once all members on other hosts have called init().
@@ -240,7 +238,7 @@ class ElasticDriver:
         if exit_code == 0 and self._matters(worker):
             self._ending = True
             return
-        if worker.phase is Phase.STARTING and not self._running():
+        if worker.phase is not Phase.RUNNING and worker.rank is None and not self._running():
             self._failed_starts += 1
         details = f" ({note})" if note else "" if exit_code else " before it had a rank"
         self._failed(worker, exit_code, f"a worker on {worker.host} ended with exit code {exit_code}{details}", note,
@@ -447,12 +445,14 @@ class ElasticDriver:
             worker = next(worker for worker in self._live() if worker.host == host)
             self._failed(worker, _NO_ROUTE, str(error), str(error))
             return
-        self._failed_rendezvous = self._failed_rendezvous + 1 if self._unconnected and not self._failures else 0
+        # A worker that is no member any more reports on an earlier generation.
+        failure = next((worker.failure for worker in members if worker.failure and worker.rank is not None), None)
+        self._failed_rendezvous = self._failed_rendezvous + 1 if failure and not self._failures else 0
         if self._failed_rendezvous < _FAILED_RENDEZVOUS_MAX:
             self._assign(members, hosts, interfaces)
         else:
             self._fail(RuntimeError(f"the workers could not connect to each other {_FAILED_RENDEZVOUS_MAX} times in a "
-                                    f"row: {self._unconnected}"))
+                                    f"row: {failure}"))
 
     def _ping(self, workers, now):
         """Kills workers that neither call init() nor respond. A response counts until the next rendezvous."""
@@ -494,7 +494,7 @@ class ElasticDriver:
             environment = {**slot.environment, "HOROVOD_GLOO_IFACE": interfaces[worker.host]}
             joins = self._state_exists and not worker.has_state
             self._crew.send(worker.number, Assignment(environment, self._scope(), skip_sync, joins))
-        self._host_changes = self._waiting_since = self._unconnected = None
+        self._host_changes = self._waiting_since = None
         self._failed_starts = 0
         failed = {failure.error.process for failure in self._failures}
         self._failures.clear()

@@ -25,7 +25,7 @@ class Worker:
         number: of this process, never reused. label: its rank, for messages; at first the expected one.
         since: when the phase began. rank: in the present generation; None: it is not a member.
         has_state: it has synchronized the job's state. syncs: it has begun to do so since the last rendezvous.
-        skip_sync: it needs no synchronization, as far as it knows. silent: the rank that it no longer receives from.
+        skip_sync, failure, silent: of its last ElasticDriver.joined().
         respond_by: deadline for its response to a Ping; None: it got no Ping since the last rendezvous.
         leave_by: in LEAVING, when it will be stopped; None: it was stopped.
     """
@@ -39,6 +39,7 @@ class Worker:
     has_state: bool = False
     syncs: bool = False
     skip_sync: bool = False
+    failure: str | None = None
     silent: int | None = None
     respond_by: float | None = None
     leave_by: float | None = None

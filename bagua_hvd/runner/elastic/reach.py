@@ -1,5 +1,4 @@
 """The interface of each host, and its address for the launcher: found by trying at a host's first use."""
-import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +16,6 @@ class Reach:
     """The Places of hosts. Hosts are connected in parallel, each only once however many threads wait for it.
 
     Args:
-        ssh: SshSpawner. options: HostOptions.
         call: function that makes the supervisor's loop call a function, and returns a Future.
     """
 
@@ -27,7 +25,7 @@ class Reach:
         self._options = options
         self._call = call
         self._lock = threading.Lock()
-        self._attempts: dict[str, concurrent.futures.Future[Place]] = {}     # running attempts
+        self._attempts: dict[str, Future[Place]] = {}     # running attempts
         self._remotes: dict[str, RemoteHost] = {}       # by name
         self._network = Network(options.nics)
         self._joined: dict[str, RemoteHost] = {}        # hosts in the network, by name; guarded by _probing
@@ -44,7 +42,7 @@ class Reach:
             return self._here
         with self._lock:
             mine = host not in self._attempts
-            attempt = self._attempts.setdefault(host, concurrent.futures.Future())
+            attempt = self._attempts.setdefault(host, Future())
         if mine:
             try:
                 attempt.set_result(self._connect(host))

@@ -119,10 +119,7 @@ def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticS
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
-        command: list of arguments. discovery: HostDiscovery. settings: ElasticSettings.
-        env: the launcher's environment, including variables set by its flags.
-        output: OutputOptions. options: HostOptions. cooldown_range: see HostManager.
-        console, server, dashboard: as in run_static.
+        command, env, console, server, dashboard: as in run_static. cooldown_range: see HostManager.
     Raises:
         WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
             job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery

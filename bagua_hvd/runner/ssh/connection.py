@@ -119,7 +119,6 @@ class RemoteProcess:
 
     @property
     def place(self) -> str:
-        """Its location, for messages."""
         return f"on host {self._host.name}"
 
     def open_pidfd(self) -> int:
@@ -127,11 +126,9 @@ class RemoteProcess:
         return self._end_reader
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
         return self.exit_code
 
     def signal(self, signum: int) -> None:
-        """Sends the signal to the process and its descendants in its session."""
         self._host.send(Kind.SIGNAL, self._number, signum)
 
     def release(self) -> None:

@@ -210,9 +210,9 @@ def find_places(remote: Collection[RemoteHost], local: Collection[str],
     """({host: Place}, address to bind the rendezvous to) of a job of fixed size.
 
     Args:
-        remote: RemoteHosts, ready, in the order of the ranks.
-        local: names of this host used by ranks.
-        options: HostOptions. Errors: as in Network.
+        remote: ready, in the order of the ranks. local: names of this host used by ranks.
+    Raises:
+        As Network.join().
     """
     if not remote:
         return dict.fromkeys(local, local_place(options.nics)), "127.0.0.1"

@@ -20,7 +20,7 @@ class SshSpawner:
     """Connects to hosts when they are first named; its exit ends all connections, and all processes there.
 
     Args:
-        options: HostOptions. environment: the launcher's.
+        environment: the launcher's.
     Attributes:
         say: called in any thread with a line from a host's agent.
     """

@@ -136,7 +136,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Generator
     when rank 0 and all other ranks that entered it have left.
 
     Args:
-        compute_config: TfDataServiceConfig. rank: of this training task.
+        rank: of this training task.
     Raises:
         TimeoutError: the service, or the dispatcher, did not start in time.
     """
@@ -160,7 +160,7 @@ def send_to_data_service(dataset: tf.data.Dataset, compute_config: TfDataService
 
     Args:
         dataset: the pipeline so far, which the workers compute.
-        compute_config: TfDataServiceConfig. rank, size: of the training tasks; size is needed for round_robin.
+        rank, size: of the training tasks; size is needed for round_robin.
         processing_mode: of tf.data.experimental.service.distribute(): "distributed_epoch" (each dispatcher yields each
             element once) or "parallel_epochs" (each worker yields all).
         reuse_dataset: the ranks of one dispatcher share one pass over the dataset, first come, first served; else each

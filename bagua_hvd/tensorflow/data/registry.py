@@ -96,7 +96,7 @@ class Client:
     """A connection to a Registry; a context manager.
 
     Args:
-        addresses: [host, port] pairs, tried for up to `timeout` seconds. secret: bytes.
+        addresses: [host, port] pairs, tried for up to `timeout` seconds.
     Raises:
         TimeoutError: the registry did not answer.
     """

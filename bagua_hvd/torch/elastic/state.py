@@ -24,11 +24,7 @@ from bagua_hvd.torch.wrapping import Wrapped
 
 
 class StateHandler:
-    """Saves, restores and synchronizes one object of a TorchState; subclasses say how.
-
-    Args:
-        value: the object.
-    """
+    """Saves, restores and synchronizes one object, `value`, of a TorchState; subclasses say how."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -222,12 +218,8 @@ class TorchState(ObjectState):
                 handler.save()
             self._saved_state.pop(name, None)
 
-    def save(self) -> None:
-        """Like State.save. HorovodInternalError: GPU results are invalid; the previous save stays."""
-        super().save()
-
     def _save(self):
-        basics.wait_for_gpus()
+        basics.wait_for_gpus()      # if their results are invalid, this raises, and the previous save stays
         for handler in self._handlers.values():
             handler.save()
         super()._save()

@@ -103,7 +103,6 @@ def get_host_assignments(hosts: Sequence[HostInfo], min_num_proc: int,
     """The plan: SlotInfos in the order of the ranks, which fill the hosts in the given order.
 
     Args:
-        hosts: HostInfos.
         max_num_proc: maximum number of ranks; None: every slot is used.
     Raises:
         ValueError: fewer than min_num_proc slots.
