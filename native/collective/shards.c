@@ -34,55 +34,48 @@ static size_t place_of(const struct hierarchy *h, const struct shards_cut *cut, 
 // ----------------------------------------------------------------------------------------------------------- schedule
 
 struct writer {
-    struct schedule *schedule;
     const struct hierarchy *h;
     const struct shards_cut *cut;
     write_shard_fn write;
     const void *arg;
-    // Of the pieces in flight:
-    size_t scratch[SHARDS_IN_FLIGHT];       // memory of the shard's owners
-    int exchanged[SHARDS_IN_FLIGHT];        // the step after which it may be distributed
+    size_t *scratch;                        // by place: memory of the shard's owners
 };
 
-static void begin_piece(struct writer *w, size_t number)
+// Returns the step after which the piece may be distributed.
+static int begin_piece(const void *arg, struct schedule *schedule, size_t number, int after)
 {
+    const struct writer *w = arg;
     const struct byte_range piece = piece_of(w->h, w->cut, number), mine = hierarchy_shard(w->h, piece.nbytes, w->h->index);
     const size_t at = number % w->cut->in_flight;
     const struct location shard = in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number));
-    const int reduced = schedule_reduce_within(w->schedule, (int)number, shard, mine.nbytes, piece, STEP_NONE);
-    w->exchanged[at] = reduced;
+    const int reduced = schedule_reduce_within(schedule, (int)number, shard, mine.nbytes, piece, after);
     if (!mine.nbytes)
-        return;
+        return reduced;
     if (number < w->cut->in_flight) {       // the longest; test_schedules.c checks that shorter ones need no more
         const size_t after_shards = place_of(w->h, w->cut, w->cut->in_flight - 1) + shards_longest(w->h, w->cut);
-        const size_t end = schedule_scratch_end(w->schedule);
+        const size_t end = schedule_scratch_end(schedule);
         w->scratch[at] = size_round_up(end > after_shards ? end : after_shards, CACHE_LINE);
     }
     const struct schedule_part part = {(int)number, reduced, {shard, shard, shard, in_buffer(SCRATCH_BUFFER, w->scratch[at])}};
-    schedule_begin_part(w->schedule, &part);
-    w->write(w->arg, w->schedule, number, mine.nbytes);
-    w->exchanged[at] = schedule_end_part(w->schedule);
+    schedule_begin_part(schedule, &part);
+    w->write(w->arg, schedule, number, mine.nbytes);
+    return schedule_end_part(schedule);
 }
 
-static void end_piece(struct writer *w, size_t number)
+static int end_piece(const void *arg, struct schedule *schedule, size_t number, int exchanged)
 {
+    const struct writer *w = arg;
     const struct byte_range piece = piece_of(w->h, w->cut, number), mine = hierarchy_shard(w->h, piece.nbytes, w->h->index);
     const struct location shard = in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number));
-    const int exchanged = w->exchanged[number % w->cut->in_flight];
-    schedule_distribute_within(w->schedule, (int)number, shard, mine.nbytes, piece, exchanged);
+    return schedule_distribute_within(schedule, (int)number, shard, mine.nbytes, piece, exchanged);
 }
 
 void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
                      const void *arg)
 {
-    struct writer w = {.schedule = schedule, .h = h, .cut = cut, .write = write, .arg = arg};
-    const size_t pieces = pieces_of(h, cut);
-    for (size_t i = 0; i < pieces + cut->in_flight; i++) {
-        if (i >= cut->in_flight && i - cut->in_flight < pieces)
-            end_piece(&w, i - cut->in_flight);
-        if (i < pieces)
-            begin_piece(&w, i);
-    }
+    size_t scratch[SHARDS_IN_FLIGHT];
+    const struct writer w = {h, cut, write, arg, scratch};
+    schedule_pieces(schedule, pieces_of(h, cut), cut->in_flight, begin_piece, end_piece, &w);
 }
 
 // ----------------------------------------------------------------------------------------------------------- operands

@@ -158,6 +158,21 @@ int schedule_end_part(struct schedule *schedule)
     return all;
 }
 
+void schedule_pieces(struct schedule *schedule, size_t pieces, size_t in_flight, schedule_piece_fn begin, schedule_piece_fn end,
+                     const void *arg)
+{
+    int after[SCHEDULE_PIECES_MAX];
+    for (size_t i = 0; i < pieces + in_flight; i++) {
+        int *at = &after[i % in_flight];
+        if (i < in_flight)
+            *at = STEP_NONE;
+        else if (end && i - in_flight < pieces)
+            *at = end(arg, schedule, i - in_flight, *at);
+        if (i < pieces)
+            *at = begin(arg, schedule, i, *at);
+    }
+}
+
 size_t schedule_scratch_end(const struct schedule *schedule)
 {
     return size_round_up(schedule->buffer_nbytes[SCRATCH_BUFFER], CACHE_LINE);

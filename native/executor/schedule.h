@@ -142,6 +142,13 @@ int schedule_distribute_within(struct schedule *schedule, int number, struct loc
 // steps.
 void schedule_begin_part(struct schedule *schedule, const struct schedule_part *part);
 int schedule_end_part(struct schedule *schedule);
+// Writes a collective in pieces that take turns at `in_flight` places, at most SCHEDULE_PIECES_MAX: a piece begins after the one
+// that had its place has ended. begin: `after` is the step after which the place is free, and the result goes to `end`, which
+// returns that step. end NULL: begin returns it.
+typedef int (*schedule_piece_fn)(const void *arg, struct schedule *schedule, size_t piece, int after);
+enum { SCHEDULE_PIECES_MAX = 64 };
+void schedule_pieces(struct schedule *schedule, size_t pieces, size_t in_flight, schedule_piece_fn begin, schedule_piece_fn end,
+                     const void *arg);
 // Where more scratch memory may begin.
 size_t schedule_scratch_end(const struct schedule *schedule);
 // A step that waits for both. If either is STEP_NONE: returns the other.

@@ -253,9 +253,10 @@ static void run_ring_step(void *arg, const struct step *step, unsigned char *con
     run_custom_step(&x, step, buffers);
 }
 
-// after: the step after which the place is free. Returns the step after which its codes may be distributed.
-static int begin_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int after)
+// Returns the step after which the codes may be distributed.
+static int begin_piece(const void *arg, struct schedule *schedule, size_t piece, int after)
 {
+    const struct host_ring *ring = arg;
     const struct d_lp_s *all = &ring->all;
     const struct segment_part part = part_of(ring, piece);
     const struct location place = in_buffer(SCRATCH_BUFFER, place_of(ring, piece));
@@ -276,9 +277,9 @@ static int begin_piece(struct schedule *schedule, const struct host_ring *ring, 
     return schedule_end_part(schedule);
 }
 
-// Returns the step after which the place is free.
-static int end_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int exchanged)
+static int end_piece(const void *arg, struct schedule *schedule, size_t piece, int exchanged)
 {
+    const struct host_ring *ring = arg;
     const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
     const struct location codes = codes_of(ring, piece);
     const struct byte_range values = {0, part_of(ring, piece).count * ring->all.codes.element};
@@ -289,19 +290,6 @@ static int end_piece(struct schedule *schedule, const struct host_ring *ring, si
     const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, ring->code_nbytes);
     schedule_combine(schedule, theirs, own, ring->code_nbytes, values, STEP_NONE);
     return schedule_end_part(schedule);
-}
-
-static void write_ring(struct schedule *schedule, const struct host_ring *ring)
-{
-    const size_t pieces = segments_in_chunk(&ring->all.codes.cut);
-    int exchanged[PIECES], free[PIECES];
-    for (size_t i = 0; i < pieces + PIECES; i++) {
-        const size_t at = i % PIECES;
-        if (i >= PIECES && i - PIECES < pieces)
-            free[at] = end_piece(schedule, ring, i - PIECES, exchanged[at]);
-        if (i < pieces)
-            exchanged[at] = begin_piece(schedule, ring, i, i < PIECES ? STEP_NONE : free[at]);
-    }
 }
 
 // Takes ownership of the list.
@@ -331,7 +319,8 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / ring->local->size);
     plan->operands = (struct operands){.run_custom_step = run_ring_step, .begin_pipeline = begin_pipeline, .local = ring->local,
                                        .arg = ring, .exclusive_memory = collective_exclusive_memory(coll)};
-    write_ring(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), ring);
+    schedule_pieces(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), segments_in_chunk(&x.codes.cut), PIECES,
+                    begin_piece, end_piece, ring);
     return BHVD_OK;
 }
 
