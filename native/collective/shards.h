@@ -19,21 +19,30 @@ struct shards_cut {
 
 enum { SHARDS_IN_FLIGHT = 4 };
 
-// Bytes of the longest shard.
-size_t shards_longest(const struct hierarchy *h, const struct shards_cut *cut);
-
 // Writes the steps of a shard's owners, as a part of the schedule (executor/schedule.h): the shard is the vector, and the input.
-typedef void (*write_shard_fn)(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes);
+typedef void (*write_shard_fn)(const void *arg, struct schedule *schedule, struct byte_range mine);
 
 // Writes the schedule of this rank, among its shard's owners. write: called for each shard of this rank that is not empty.
 void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
                      const void *arg);
 
-// The operands of the schedule. A primitive's custom steps find in it what they need.
+struct shards;
+
+// What the owners of shards do. mine: the shard, a range of the vector.
+struct shards_work {
+    size_t shard_nbytes, in_flight;     // at most, as in struct shards_cut
+    write_shard_fn write;               // arg: the struct shards
+    // Runs a custom step on the shard. NULL: there are none.
+    void (*run_custom_step)(const struct shards *x, struct byte_range mine, const struct span_list *shard, const struct step *step,
+                            unsigned char *const *buffers);
+};
+
+// The operands of the schedule.
 struct shards {
     struct executor *exec;
     const struct hierarchy *h;
     const struct collective *coll;
+    const struct shards_work *work;
     struct network_cost network;
     struct shards_cut cut;
     struct reduction within;
@@ -46,13 +55,7 @@ struct shards {
     };
 };
 
-// This rank's shard of a piece: a range of the vector.
-struct byte_range shards_mine(const struct shards *x, size_t piece);
-// The same shard in scratch memory, while the piece is in flight.
-struct span shards_span(const struct shards *x, size_t piece, unsigned char *const *buffers);
-
-// Begins a plan in this group, which has a hierarchy, and takes ownership of the list. The caller then writes the schedule, and
-// adds operands for its own steps. NULL: no memory; the executor has failed.
-struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
-                           const struct reduction *within, size_t shard_nbytes, size_t in_flight, struct span_list *list,
-                           struct plan *plan);
+// Plans the work on the list, which is not empty, in this group, which has a hierarchy. Takes ownership of the list. coll: for the
+// work; NULL if it needs none. within: the reduction within hosts.
+bhvd_status shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
+                        const struct reduction *within, const struct shards_work *work, struct span_list *list, struct plan *plan);

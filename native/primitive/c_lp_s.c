@@ -193,11 +193,9 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-// Of this rank's shard of a piece.
-static struct c_lp_s shard_of(const struct shards *shards, size_t piece)
+static struct c_lp_s shard_of(const struct shards *shards, struct byte_range mine)
 {
     const struct collective *coll = shards->coll;
-    const struct byte_range mine = shards_mine(shards, piece);
     struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host);
     x.begin = mine.begin / x.codes.element;
     x.prescale = 1.0;                           // the prescale is applied within hosts
@@ -209,19 +207,18 @@ static struct c_lp_s shard_of(const struct shards *shards, size_t piece)
     return x;
 }
 
-static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
+static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
+                           const struct step *step, unsigned char *const *buffers)
 {
-    struct span span = shards_span(arg, (size_t)step->number, buffers);
-    struct c_lp_s x = shard_of(arg, (size_t)step->number);
-    x.list = (struct span_list){&span, 1, 1, span.nbytes};
+    struct c_lp_s x = shard_of(shards, mine);
+    x.list = *shard;
     run_custom_step(&x, step, buffers);
 }
 
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
 {
     const struct shards *shards = arg;
-    const struct c_lp_s x = shard_of(shards, piece);
-    (void)nbytes;
+    const struct c_lp_s x = shard_of(shards, mine);
     write_down(schedule, &x, shards->coll);
 }
 
@@ -229,18 +226,12 @@ static void write_shard(const void *arg, struct schedule *schedule, size_t piece
 static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll,
                               struct span_list *list, struct plan *plan)
 {
+    static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
-    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT,
-                                              list, plan);
-    if (!shards)
-        return exec->failure.status;
-    plan->operands.run_custom_step = run_shard_step;
-    plan->operands.exclusive_memory = collective_exclusive_memory(coll);
-    schedule_shards(&plan->schedule, shards->h, &shards->cut, write_shard, shards);
-    return BHVD_OK;
+    return shards_plan(exec, group, coll, &within, &work, list, plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------

@@ -173,24 +173,23 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-static struct d_fp_s shard_of(const struct shards *shards, struct span *span)
+static struct d_fp_s shard_of(const struct shards *shards, const struct span_list *shard)
 {
-    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host,
-                     &(struct span_list){span, 1, 1, span->nbytes}, &shards->network);
+    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host, shard, &shards->network);
 }
 
-static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
+static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
+                           const struct step *step, unsigned char *const *buffers)
 {
-    struct span span = shards_span(arg, (size_t)step->number, buffers);
-    struct d_fp_s a = shard_of(arg, &span);
+    struct d_fp_s a = shard_of(shards, shard);
+    (void)mine;
     run_custom_step(&a, step, buffers);
 }
 
 // Without peers the shard stays as it is.
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
 {
-    const struct d_fp_s a = shard_of(arg, &(struct span){.nbytes = nbytes});
-    (void)piece;
+    const struct d_fp_s a = shard_of(arg, &(struct span_list){.count = 1, .nbytes = mine.nbytes});
     if (a.peers.count)
         schedule_exchange(schedule, &a.codes, a.peers.index, a.peers.count);
 }
@@ -199,18 +198,11 @@ static void write_shard(const void *arg, struct schedule *schedule, size_t piece
 static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
                                  struct plan *plan)
 {
+    static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     const struct hierarchy *h = group->hierarchy;
     const int members = h ? h->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    if (!h)
-        return allreduce_shared(exec, group, &mean, list);
-    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list,
-                                              plan);
-    if (!shards)
-        return exec->failure.status;
-    plan->operands.run_custom_step = run_shard_step;
-    schedule_shards(&plan->schedule, h, &shards->cut, write_shard, shards);
-    return BHVD_OK;
+    return h ? shards_plan(exec, group, coll, &mean, &work, list, plan) : allreduce_shared(exec, group, &mean, list);
 }
 
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)

@@ -29,7 +29,7 @@ bhvd_status primitive_check_hosts(const struct executor *exec, const struct grou
 // NULL: out of memory; the executor has failed.
 void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan);
 
-// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is encoded in segments.
+// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is sent in segments.
 enum { PRIMITIVE_SHARD_BYTES = 16 << 20, PRIMITIVE_SHARDS_IN_FLIGHT = 2 };
 
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s

