@@ -31,7 +31,7 @@ struct c_lp_s {
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values and destinations; empty if a GPU encoded them
-    int size, rank;
+    int size;
     size_t begin;                       // offset in the operation's vector in elements, for seeds
     double prescale, factor;            // factor: multiplies the sum
     float *worker_residual, *server_residual;
@@ -77,7 +77,7 @@ static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned c
 
 static const unsigned char *code_of(const struct c_lp_s *x, int i, const unsigned char *own, const unsigned char *received)
 {
-    return i == x->rank ? own : received + (size_t)i * x->codes.received.each;
+    return i == x->encoder.rank ? own : received + (size_t)i * x->codes.received.each;
 }
 
 // sum = factor * sum_i D(code of rank i), in rank order; or over their coefficients, if all codes have the same transform
@@ -110,7 +110,7 @@ static void end_sum(const struct c_lp_s *x, void *to, float *sum, struct sum_of 
 static void reencode(struct c_lp_s *x, const struct byte_range *values, float *sum, struct sum_of of, unsigned char *code)
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
-    const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
+    const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->encoder.rank).begin;
     if (of.transform && !x->server_residual) {
         of.transform->encode(code, sum, count, of.like, &x->encoder.options);
         return;
@@ -150,16 +150,14 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
     executor_release(x->exec, scratch.values);
 }
 
-static bool scatters(const struct collective *coll) { return coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER; }
-
-static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *coll, size_t nbytes, int size, int rank)
+static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *coll, size_t nbytes, int size, int rank,
+                               const struct network_cost *network)
 {
     return (struct c_lp_s){
         .exec = exec,
         .encoder = encoder_init(&exec->kernels, coll, rank),
-        .codes = coded_of(coll, nbytes, scatters(coll) ? (size_t)size : 1),
+        .codes = coded_of(coll, nbytes, size, NULL, network),
         .size = size,
-        .rank = rank,
         .prescale = coll->prescale_factor,
         .factor = collective_sum_factor(coll, size),
         .worker_residual = coll->worker_residual,
@@ -167,27 +165,18 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
     };
 }
 
-static void write_down(struct schedule *schedule, const struct c_lp_s *x, const struct collective *coll)
-{
-    if (scatters(coll))
-        schedule_scatter_gather(schedule, &x->codes);
-    else
-        schedule_exchange(schedule, &x->codes, NULL, x->size);
-}
-
 // Takes ownership of the list.
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
-    struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
+    struct c_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
     if (!x)
         return exec->failure.status;
-    *x = c_lp_s_of(exec, coll, collective_nbytes(coll), group->size, group->rank);
+    *x = c_lp_s_of(exec, coll, collective_nbytes(coll), group->size, group->rank, &exec->network);
     x->list = plan->list;
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
-                                       .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, x->codes.cut.chunks, (size_t)x->size, &exec->network, gpu);
-    write_down(plan_begin(plan, group), x, coll);
+    if (gpu)
+        coded_on_gpu(&x->codes, gpu, &plan->operands);
+    coded_schedule(plan_begin(plan, group), coll, &x->codes, NULL);
     return BHVD_OK;
 }
 
@@ -196,14 +185,13 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
 static struct c_lp_s shard_of(const struct shards *shards, struct byte_range mine)
 {
     const struct collective *coll = shards->coll;
-    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host);
+    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host, &shards->network);
     x.begin = mine.begin / x.codes.element;
     x.prescale = 1.0;                           // the prescale is applied within hosts
     if (x.worker_residual)
         x.worker_residual += x.begin;
-    if (x.server_residual && scatters(coll))
-        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.rank).begin;
-    codes_in_scratch(&x.codes, x.codes.cut.chunks, (size_t)x.size, &shards->network);
+    if (x.server_residual && coded_scatters(coll))
+        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.encoder.rank).begin;
     return x;
 }
 
@@ -219,7 +207,7 @@ static void write_shard(const void *arg, struct schedule *schedule, struct byte_
 {
     const struct shards *shards = arg;
     const struct c_lp_s x = shard_of(shards, mine);
-    write_down(schedule, &x, shards->coll);
+    coded_schedule(schedule, shards->coll, &x.codes, NULL);
 }
 
 // Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.

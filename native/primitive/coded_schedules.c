@@ -23,8 +23,9 @@ static size_t code_size(const struct codes *codes, struct segment_part part)
     return codes->codec ? bhvd_encoded_size(codes->codec, codes->dtype, count, &codes->options) : count * codes->element;
 }
 
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, const struct network_cost *network)
+void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network)
 {
+    const size_t own = codes->cut.chunks;
     const size_t stride = size_round_up(code_size(codes, segments_part(&codes->cut, 0, 0)), CACHE_LINE);
     const size_t slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;

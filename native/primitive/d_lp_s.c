@@ -30,7 +30,6 @@
 #include "collective/pipelines.h"
 #include "executor/hierarchy.h"
 #include "primitive/coded.h"
-#include "primitive/peers.h"
 
 enum { PIECES = 32 };       // segments in flight per host, at most: enough for a link with high latency
 
@@ -151,12 +150,13 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
 static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *coll, int n, int me)
 {
+    const struct peers peers = primitive_peers(coll, n, me);
     struct d_lp_s x = {
         .exec = exec,
         .coll = coll,
         .encoder = encoder_init(&exec->kernels, coll, me),
-        .codes = coded_of(coll, collective_nbytes(coll), 1),
-        .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
+        .codes = coded_of(coll, collective_nbytes(coll), n, &peers, &exec->network),
+        .peers = peers,
     };
     memcpy(x.before, coll->before, sizeof x.before);
     memcpy(x.after, coll->after, sizeof x.after);
@@ -167,15 +167,14 @@ static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *c
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
-    struct d_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
+    struct d_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
     if (!x)
         return exec->failure.status;
     *x = d_lp_s_of(exec, coll, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
-                                       .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, 1, (size_t)x->peers.count, &exec->network, gpu);
-    schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
+    if (gpu)
+        coded_on_gpu(&x->codes, gpu, &plan->operands);
+    coded_schedule(plan_begin(plan, group), coll, &x->codes, &x->peers);
     return BHVD_OK;
 }
 
@@ -273,7 +272,7 @@ static int begin_piece(const void *arg, struct schedule *schedule, size_t piece,
     codes.results = (struct code_lay){SCRATCH_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
     const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
     schedule_begin_part(schedule, &exchange);
-    schedule_exchange(schedule, &codes, all->peers.index, all->peers.count);
+    coded_schedule(schedule, all->coll, &codes, &all->peers);
     return schedule_end_part(schedule);
 }
 
@@ -298,7 +297,7 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     const size_t spans = list->count;
-    struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), list, plan);
+    struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), coll, run_ring_step, list, plan);
     if (!ring)
         return exec->failure.status;
     struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
@@ -308,7 +307,6 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
         weigh(h, &x.peers, x.after);
     }
     x.list = x.results = plan->list;
-    x.codes.received.each = encoder_stride(&x.encoder, longest);
     *ring = (struct host_ring){
         .all = x,
         .local = h ? h->local : group,
@@ -317,8 +315,8 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
         .piece = {.spans = (struct span *)(ring + 1), .capacity = spans},
     };
     ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / ring->local->size);
-    plan->operands = (struct operands){.run_custom_step = run_ring_step, .begin_pipeline = begin_pipeline, .local = ring->local,
-                                       .arg = ring, .exclusive_memory = collective_exclusive_memory(coll)};
+    plan->operands.begin_pipeline = begin_pipeline;
+    plan->operands.local = ring->local;
     schedule_pieces(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), segments_in_chunk(&x.codes.cut), PIECES,
                     begin_piece, end_piece, ring);
     return BHVD_OK;

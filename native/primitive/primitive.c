@@ -17,7 +17,8 @@ bhvd_status primitive_spans(struct executor *exec, struct collective *coll, stru
     return BHVD_OK;
 }
 
-void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan)
+void *primitive_create(struct executor *exec, size_t size, const struct collective *coll, run_custom_step_fn run_custom_step,
+                       struct span_list *list, struct plan *plan)
 {
     void *primitive = malloc(size);
     if (!primitive) {
@@ -25,6 +26,8 @@ void *primitive_create(struct executor *exec, size_t size, struct span_list *lis
         return NULL;
     }
     plan->release = free;
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = primitive,
+                                       .exclusive_memory = collective_exclusive_memory(coll)};
     plan->list = *list;
     *list = (struct span_list){0};
     return primitive;

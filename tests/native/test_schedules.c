@@ -77,8 +77,7 @@ static struct codes codes_of(const struct job *job)
 {
     const uint64_t chunks = job->kind == OWNERS ? (uint64_t)job->n : 1;
     struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell};
-    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n,
-                     &(struct network_cost){0});
+    codes_in_scratch(&codes, has_peers(job) ? 2 : (size_t)job->n, &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
         codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT, false};
