@@ -66,6 +66,12 @@ static inline size_t shared_piece(size_t total, size_t offset, size_t most)
     return total <= offset ? 0 : total - offset < most ? total - offset : most;
 }
 
+// The size of a block of a vector.
+static inline size_t shared_block(size_t nbytes, size_t block)
+{
+    return shared_piece(nbytes, block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
+}
+
 // Number of blocks for a vector.
 static inline size_t shared_blocks(size_t nbytes) { return (nbytes + SHM_BUFFER_BYTES - 1) / SHM_BUFFER_BYTES; }
 
