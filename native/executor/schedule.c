@@ -132,8 +132,8 @@ int schedule_reduce_within(struct schedule *schedule, int number, struct locatio
 int schedule_distribute_within(struct schedule *schedule, int number, struct location from, size_t nbytes, struct byte_range values,
                                int after)
 {
-    return put(schedule, (struct step){.kind = STEP_DISTRIBUTE_WITHIN, .number = number, .values = values}, from, from, from, nbytes,
-               after);
+    return put(schedule, (struct step){.kind = STEP_DISTRIBUTE_WITHIN, .number = number, .values = values}, from, from, from,
+               nbytes, after);
 }
 
 int schedule_both(struct schedule *schedule, int one, int other)

@@ -37,30 +37,11 @@ struct c_lp_s {
     float *worker_residual, *server_residual;
 };
 
-// Scratch memory of one step.
-struct scratch {
-    void *values;                       // a segment in the dtype
-    float *sum;                         // a sum over its elements, or over coefficients of the codes
-};
-
 // The terms of a sum: elements if transform is NULL, otherwise coefficients of this transform, as in the code `like`.
 struct sum_of {
     const struct kernel_transform *transform;
     const unsigned char *like;
 };
-
-static bool make_scratch(struct c_lp_s *x, struct scratch *scratch)
-{
-    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const struct kernel_transform *transform = encoder_transform(&x->encoder);
-    const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
-    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
-    const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + floats);
-    if (memory)
-        *scratch = (struct scratch){memory, (float *)(void *)(memory + values)};
-    return memory;
-}
 
 // code = Q(prescale * x[values] + worker error)
 static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned char *code)
@@ -130,21 +111,24 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
     const struct byte_range *values = &step->values;
     const size_t count = values->nbytes / x->encoder.element;
     struct sum_of of = {0};
-    struct scratch scratch;
-    if (!make_scratch(x, &scratch))
+    const struct kernel_transform *transform = encoder_transform(&x->encoder);
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;   // over elements, or coefficients
+    const struct coded_scratch scratch = coded_acquire(x->exec, &x->encoder, &x->codes, sums);
+    if (!scratch.values)
         return;
     if (step->kind == STEP_REENCODE || step->kind == STEP_COMBINE)
-        of = add(x, scratch.sum, location_pointer(buffers, step->other), location_pointer(buffers, step->from), count);
+        of = add(x, scratch.floats, location_pointer(buffers, step->other), location_pointer(buffers, step->from), count);
     if (step->kind == STEP_ENCODE) {
         encode(x, values, location_pointer(buffers, step->to));
     } else if (step->kind == STEP_REENCODE) {
-        reencode(x, values, scratch.sum, of, location_pointer(buffers, step->to));
+        reencode(x, values, scratch.floats, of, location_pointer(buffers, step->to));
     } else {
         void *to = span_target(&x->list, values->begin, values->nbytes, scratch.values);
         if (step->kind == STEP_DECODE)
             x->encoder.codec->decode(to, location_pointer(buffers, step->from), count, &x->encoder.options);
         else
-            end_sum(x, to, scratch.sum, of, count);
+            end_sum(x, to, scratch.floats, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
     }
     executor_release(x->exec, scratch.values);
@@ -228,7 +212,7 @@ bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective
                    struct plan *plan)
 {
     struct span_list list = {0};
-    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, coll, &list);
+    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, group, coll, &list, NULL);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && collective_nbytes(coll)) {

@@ -32,13 +32,16 @@ void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct opera
     operands->output = gpu->results;
 }
 
-unsigned char *coded_scratch(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t nbytes)
+struct coded_scratch coded_acquire(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t floats)
 {
-    const size_t longest = segments_part(&codes->cut, 0, 0).count;
-    unsigned char *scratch = executor_acquire(exec, nbytes + encoder_scratch_size(encoder, longest));
-    if (scratch)
-        encoder_set_scratch(encoder, scratch + nbytes, longest);
-    else
+    const size_t longest = segments_part(&codes->cut, 0, 0).count, values = size_round_up(longest * codes->element, CACHE_LINE);
+    const size_t wide = size_round_up(longest * sizeof(float), CACHE_LINE);
+    unsigned char *memory = executor_acquire(exec, 2 * values + wide + floats * sizeof(float));
+    if (!memory) {
         executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for codes of %zu elements", longest);
-    return scratch;
+        return (struct coded_scratch){0};
+    }
+    encoder->value = memory + values;
+    encoder->wide = (float *)(void *)(memory + 2 * values);
+    return (struct coded_scratch){memory, (float *)(void *)(memory + 2 * values + wide)};
 }

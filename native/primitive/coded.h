@@ -17,6 +17,10 @@ static inline bool coded_scatters(const struct collective *coll)
 }
 // For codes that a GPU has encoded, and will decode.
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands);
-// Scratch of one step, for executor_release: `nbytes`, and the encoder's for a segment. NULL: out of memory, and the executor has
-// failed.
-unsigned char *coded_scratch(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t nbytes);
+// Scratch memory of one step on a segment, besides the encoder's.
+struct coded_scratch {
+    void *values;               // in the dtype; for executor_release. NULL: out of memory, and the executor has failed
+    float *floats;
+};
+
+struct coded_scratch coded_acquire(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t floats);

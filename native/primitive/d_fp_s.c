@@ -204,9 +204,7 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
-    if (!status)
-        status = primitive_spans(exec, coll, &list);
+    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = average_hosts(exec, group, &list, coll, out);
     } else if (!status && list.nbytes && primitive_peers(coll, group->size, group->rank).count) {

@@ -44,51 +44,34 @@ struct d_lp_s {
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's weights, adjusted for the sizes of hosts
 };
 
-// Scratch memory of one step: a segment in the dtype, in float32, and as doubles.
-struct scratch {
-    unsigned char *result;
-    float *mixed;
-    void *term;
-};
-
-static bool make_scratch(struct d_lp_s *x, struct scratch *scratch)
-{
-    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
-    const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + 3 * floats);
-    if (memory)
-        *scratch = (struct scratch){memory, (float *)(void *)(memory + values), memory + values + floats};
-    return memory;
-}
-
 // dst = weights[0] values + the other weights times the replicas, for the elements from `begin` on.
-static void mix(const struct d_lp_s *x, const struct scratch *scratch, void *dst, const void *values, const double *weights,
+static void mix(const struct d_lp_s *x, const struct coded_scratch *scratch, void *dst, const void *values, const double *weights,
                 size_t begin, size_t count)
 {
     const struct kernel_table *kernels = &x->exec->kernels;
     const bhvd_dtype dtype = x->encoder.dtype;
+    float *term = scratch->floats, *mixed = term + 2 * count;       // a term may be in double
     bool is_first = true;
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
         const float *replica = x->coll->replicas[r] + begin;
-        kernels->scale[BHVD_FLOAT32](is_first ? scratch->mixed : scratch->term, replica, weights[1 + r], count);
+        kernels->scale[BHVD_FLOAT32](is_first ? mixed : term, replica, weights[1 + r], count);
         if (!is_first)
-            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->mixed, scratch->term, count);
+            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](mixed, mixed, term, count);
         is_first = false;
     }
     if (weights[0] == 0) {
-        kernels->from_float[dtype](dst, scratch->mixed, count);
+        kernels->from_float[dtype](dst, mixed, count);
     } else if (dtype == BHVD_FLOAT64) {
-        kernels->from_float[dtype](scratch->term, scratch->mixed, count);
+        kernels->from_float[dtype](term, mixed, count);
         kernels->scale[dtype](dst, values, weights[0], count);
-        kernels->reduce[KERNEL_SUM][dtype](dst, dst, scratch->term, count);
+        kernels->reduce[KERNEL_SUM][dtype](dst, dst, term, count);
     } else {
-        kernels->to_float[dtype](scratch->term, values, count);
-        kernels->scale[BHVD_FLOAT32](scratch->term, scratch->term, weights[0], count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->term, scratch->mixed, count);
-        kernels->from_float[dtype](dst, scratch->mixed, count);
+        kernels->to_float[dtype](term, values, count);
+        kernels->scale[BHVD_FLOAT32](term, term, weights[0], count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](mixed, term, mixed, count);
+        kernels->from_float[dtype](dst, mixed, count);
     }
 }
 
@@ -98,7 +81,8 @@ static size_t element_of(const struct d_lp_s *x, const struct byte_range *values
     return x->begin + values->begin / x->encoder.element;
 }
 
-static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values, unsigned char *code)
+static void encode(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values,
+                   unsigned char *code)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
@@ -109,42 +93,41 @@ static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct
     encoder_encode(&x->encoder, code, value, count, NULL, ENCODER_VALUES, begin);
 }
 
-static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values)
+static void store_result(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values)
 {
     const size_t begin = element_of(x, values), offset = begin * x->encoder.element;
-    void *to = span_target(&x->results, offset, values->nbytes, scratch->result);
+    void *to = span_target(&x->results, offset, values->nbytes, scratch->values);
     mix(x, scratch, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
         values->nbytes / x->encoder.element);
     span_store(&x->results, offset, values->nbytes, to);
 }
 
-// replicas += D(codes); peers NULL: there are none.
-static void combine(struct d_lp_s *x, const struct byte_range *values, const unsigned char *own, const unsigned char *peers)
+// replicas += D(codes)
+static void combine(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values,
+                    const unsigned char *own, const unsigned char *peers)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
     const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
-    struct scratch scratch;
-    if (!make_scratch(x, &scratch))
-        return;
     for (int r = 0; r < REPLICAS; r++)
         if (x->coll->replicas[r])
             x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
     if (x->coll->mixes_after)
-        store_result(x, &scratch, values);
-    executor_release(x->exec, scratch.result);
+        store_result(x, scratch, values);
 }
 
 static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct d_lp_s *x = arg;
-    struct scratch scratch;
-    if (step->kind == STEP_COMBINE) {
-        combine(x, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
-    } else if (make_scratch(x, &scratch)) {
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const struct coded_scratch scratch = coded_acquire(x->exec, &x->encoder, &x->codes, 3 * longest);
+    if (!scratch.values)
+        return;
+    if (step->kind == STEP_COMBINE)
+        combine(x, &scratch, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
+    else
         encode(x, &scratch, &step->values, location_pointer(buffers, step->to));
-        executor_release(x->exec, scratch.result);
-    }
+    executor_release(x->exec, scratch.values);
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
@@ -328,9 +311,7 @@ bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective
                    struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
-    if (!status)
-        status = primitive_spans(exec, coll, &list);
+    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && list.nbytes) {

@@ -15,17 +15,6 @@ struct encoder encoder_init(const struct kernel_table *kernels, const struct col
     };
 }
 
-size_t encoder_scratch_size(const struct encoder *e, size_t count)
-{
-    return size_round_up(count * e->element, CACHE_LINE) + size_round_up(count * sizeof(float), CACHE_LINE);
-}
-
-void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count)
-{
-    e->value = scratch;
-    e->wide = (float *)(scratch + size_round_up(count * e->element, CACHE_LINE));
-}
-
 size_t encoder_stride(const struct encoder *e, size_t count)
 {
     return count ? size_round_up(e->codec->encoded_size(e->dtype, count, &e->options), CACHE_LINE) : 0;

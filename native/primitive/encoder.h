@@ -36,10 +36,6 @@ static inline const struct kernel_transform *encoder_transform(const struct enco
     return e->codec->transform.encode ? &e->codec->transform : NULL;
 }
 
-// Bytes of scratch, 64-byte aligned, to encode segments of `count` elements.
-size_t encoder_scratch_size(const struct encoder *e, size_t count);
-void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);
-
 // Bytes of a segment's code, rounded up to whole cache lines, to lay out buffers.
 size_t encoder_stride(const struct encoder *e, size_t count);
 

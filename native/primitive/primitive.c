@@ -5,16 +5,35 @@
 #include "base/status.h"
 #include "executor/hierarchy.h"
 
-bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list)
+static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
+
+static bhvd_status check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
 {
-    for (size_t t = 0; t < coll->tensor_count; t++) {
+    const int *host_of = exec->connections.host_of;
+    for (int i = 0; i < group->size && !shares_memory(group); i++) {
+        for (int j = 0; j < i; j++) {
+            if (host_of[group->ranks[i]] == host_of[group->ranks[j]])
+                return error_set(error, BHVD_ERR_UNSUPPORTED,
+                                 "process set %d has no shared memory of its own, which hierarchical needs: only the first "
+                                 "%d sets of a job have", group->id, SHM_AREAS);
+        }
+    }
+    return BHVD_OK;
+}
+
+bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
+                            struct bhvd_error *error)
+{
+    const bool needs_hosts = coll->hierarchical && coll->kind != BHVD_C_LP_S;
+    const bhvd_status status = needs_hosts ? check_hosts(exec, group, error) : BHVD_OK;
+    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
         struct tensor *tensor = &coll->tensors[t];
         if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
             return exec->failure.status;
         if (!span_list_add(list, tensor))
             return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
     }
-    return BHVD_OK;
+    return status;
 }
 
 void *primitive_create(struct executor *exec, size_t size, const struct collective *coll, run_custom_step_fn run_custom_step,
@@ -33,8 +52,6 @@ void *primitive_create(struct executor *exec, size_t size, const struct collecti
     return primitive;
 }
 
-static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
-
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical)
 {
     return hierarchical && (kind == BHVD_C_LP_S ? group->hierarchy != NULL : shares_memory(group));
@@ -43,18 +60,4 @@ bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool h
 int primitive_hosts(const struct group *group)
 {
     return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
-}
-
-bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
-{
-    const int *host_of = exec->connections.host_of;
-    for (int i = 0; i < group->size && !shares_memory(group); i++) {
-        for (int j = 0; j < i; j++) {
-            if (host_of[group->ranks[i]] == host_of[group->ranks[j]])
-                return error_set(error, BHVD_ERR_UNSUPPORTED,
-                                 "process set %d has no shared memory of its own, which hierarchical needs: only the first "
-                                 "%d sets of a job have", group->id, SHM_AREAS);
-        }
-    }
-    return BHVD_OK;
 }

@@ -14,17 +14,16 @@
 #include "primitive/peers.h"
 
 // The operation's tensors as one vector. Allocates results for which the caller gave no memory; d_lp_s may have none. list: must be
-// empty; end it with span_list_fini, on errors too.
-bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list);
+// empty; end it with span_list_fini, on errors too. BHVD_ERR_UNSUPPORTED, on all members: a decentralized operation between hosts,
+// some of which hold several members without a shared-memory area (transport/shm_segment.h).
+bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
+                            struct bhvd_error *error);
 
 // Whether such an operation is two-level in this group. It is if some host holds several members with shared memory (two ranks over
 // transport tcp are two hosts); for C_LP_S there must also be several hosts.
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
 // Number of participants of a decentralized primitive that is two-level where possible: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
-// BHVD_ERR_UNSUPPORTED if several members on a host have no shared-memory area (transport/shm_segment.h), else BHVD_OK. The result
-// is the same on all members.
-bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error);
 
 // Participant i's peers among n.
 static inline struct peers primitive_peers(const struct collective *coll, int n, int i)
