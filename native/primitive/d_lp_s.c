@@ -183,7 +183,7 @@ struct host_ring {
     struct d_lp_s all;
     struct group *local;
     struct reduction mean;
-    size_t mean_nbytes, code_nbytes;    // in a place
+    size_t mean_nbytes;                 // in a place
     struct span_list piece;             // the piece being reduced, from values to their mean
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline distributing;
@@ -196,7 +196,7 @@ static struct segment_part part_of(const struct host_ring *ring, size_t piece)
 
 static size_t place_of(const struct host_ring *ring, size_t piece)
 {
-    return piece % PIECES * (ring->mean_nbytes + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes);
+    return piece % PIECES * (ring->mean_nbytes + ring->all.codes.own.segment);
 }
 
 static struct location codes_of(const struct host_ring *ring, size_t piece)
@@ -248,11 +248,8 @@ static int begin_piece(const void *arg, struct schedule *schedule, size_t piece,
     if (ring->local->rank)
         return reduced;
     codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
-    codes.slots = 1;
-    codes.encodes = true;
     codes.decodes = false;
-    codes.own = (struct code_lay){SCRATCH_BUFFER, 0, 0, 0, false};
-    codes.results = (struct code_lay){SCRATCH_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
+    codes.results = codes.received;
     const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
     schedule_begin_part(schedule, &exchange);
     coded_schedule(schedule, all->coll, &codes, &all->peers);
@@ -262,15 +259,16 @@ static int begin_piece(const void *arg, struct schedule *schedule, size_t piece,
 static int end_piece(const void *arg, struct schedule *schedule, size_t piece, int exchanged)
 {
     const struct host_ring *ring = arg;
-    const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
+    const struct codes *all = &ring->all.codes;
+    const size_t nbytes = all->own.segment;
     const struct location codes = codes_of(ring, piece);
-    const struct byte_range values = {0, part_of(ring, piece).count * ring->all.codes.element};
+    const struct byte_range values = {0, part_of(ring, piece).count * all->element};
     const int distributed = schedule_distribute_within(schedule, (int)piece, codes, nbytes, (struct byte_range){0, nbytes},
                                                        exchanged);
     const struct schedule_part combination = {(int)piece, distributed, {[SCRATCH_BUFFER] = codes}};
     schedule_begin_part(schedule, &combination);
-    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, ring->code_nbytes);
-    schedule_combine(schedule, theirs, own, ring->code_nbytes, values, STEP_NONE);
+    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, all->received.at);
+    schedule_combine(schedule, theirs, own, all->received.each, values, STEP_NONE);
     return schedule_end_part(schedule);
 }
 
@@ -294,7 +292,6 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
         .all = x,
         .local = h ? h->local : group,
         .mean_nbytes = size_round_up(longest * x.codes.element, CACHE_LINE),
-        .code_nbytes = x.codes.received.each,
         .piece = {.spans = (struct span *)(ring + 1), .capacity = spans},
     };
     ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / ring->local->size);

@@ -34,7 +34,7 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
 {
     const struct kernel_table *kernels = e->kernels;
     struct bhvd_codec_options options = e->options;
-    options.seed = segments_mix(encoder_own_seed(e, pass), begin);
+    options.seed = segments_mix(encoder_seed(e, pass), begin);
     if (!residual) {
         e->codec->encode(code, value, count, &options);
         return;

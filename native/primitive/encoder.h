@@ -45,13 +45,8 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
                     enum encoder_pass pass, size_t begin);
 
 // Mixed with the offset of each segment to get its seed.
-static inline uint64_t encoder_seed(uint64_t seed, int rank, enum encoder_pass pass)
+static inline uint64_t encoder_seed(const struct encoder *e, enum encoder_pass pass)
 {
-    return segments_mix(segments_mix(seed, (uint64_t)rank), pass);
-}
-
-// The same for the encoder's own rank.
-static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pass pass)
-{
-    return encoder_transform(e) ? encoder_seed(e->options.seed, 0, ENCODER_VALUES) : encoder_seed(e->options.seed, e->rank, pass);
+    const bool is_common = encoder_transform(e);
+    return segments_mix(segments_mix(e->options.seed, is_common ? 0 : (uint64_t)e->rank), is_common ? ENCODER_VALUES : pass);
 }

@@ -160,7 +160,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         schedule_allreduce_ring(schedule, job->nbytes, job->cell);
         break;
     case DOUBLING:
-        schedule_allreduce_doubling(schedule, job->nbytes, job->cell);
+        schedule_allreduce_doubling(schedule, job->nbytes);
         break;
     case HALVING:
         schedule_allreduce_halving(schedule, job->nbytes, job->cell);
