@@ -46,10 +46,7 @@ void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct
         offset += i < group->rank ? part[i] : 0;
         total += part[i];
     }
-    g->src = src;
-    g->dst = dst;
-    g->part = part;
-    g->copy = shared_copy(exec, total);
+    *g = (struct allgather_pipeline){.src = src, .dst = dst, .part = part, .copy = shared_copy(exec, total)};
     put(g->copy, dst, offset, src, part[group->rank]);
     executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
     pipeline_begin(&g->pipeline, group, slot, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);

@@ -34,7 +34,7 @@ static struct round round_of(const struct allgather *g, int piece) { return g->r
 static struct byte_range slice_of(const struct allgather *g, int piece, int position)
 {
     const size_t offset = (size_t)piece % g->slices * g->slice;
-    return (struct byte_range){offset, position < 0 ? 0 : shared_piece(g->part[position], offset, g->slice)};
+    return (struct byte_range){offset, position < 0 ? 0 : size_piece(g->part[position], offset, g->slice)};
 }
 
 // The position of the member whose part a local member distributes; -1: none.

@@ -74,7 +74,7 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
     unsigned char *dst;
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
-    for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
+    for (size_t n; (n = span_cursor_next(&a->own, size_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
         unsigned char *to = exec->writes.streamed ? sum : buffer + at;
         shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a->reduction) ? NULL : src, to, n);
         if (to == sum)

@@ -22,10 +22,7 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
 void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
                      void *dst, size_t nbytes)
 {
-    b->src = src;
-    b->dst = dst;
-    b->nbytes = nbytes;
-    b->copy = shared_copy(exec, nbytes);
+    *b = (struct broadcast_pipeline){.src = src, .dst = dst, .nbytes = nbytes, .copy = shared_copy(exec, nbytes)};
     executor_count_shared(exec, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
     pipeline_begin(&b->pipeline, group, slot, group->size > 1 ? shared_blocks(nbytes) : 0,
                   &(struct shared_steps){copy_in, NULL, copy_out, true, root});

@@ -30,7 +30,7 @@ struct reducescatter {
 static struct byte_range slice_of(const struct reducescatter *r, int piece, int member)
 {
     const size_t offset = (size_t)piece * r->slice;
-    return (struct byte_range){r->offset[member] + offset, shared_piece(r->part[member], offset, r->slice)};
+    return (struct byte_range){r->offset[member] + offset, size_piece(r->part[member], offset, r->slice)};
 }
 
 static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,

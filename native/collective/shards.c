@@ -17,7 +17,7 @@ static size_t pieces_of(const struct hierarchy *h, const struct shards_cut *cut)
 static struct byte_range piece_of(const struct hierarchy *h, const struct shards_cut *cut, size_t piece)
 {
     const size_t begin = piece * piece_nbytes(h, cut);
-    return (struct byte_range){begin, shared_piece(cut->nbytes, begin, piece_nbytes(h, cut))};
+    return (struct byte_range){begin, size_piece(cut->nbytes, begin, piece_nbytes(h, cut))};
 }
 
 // This rank's shard of a piece.

@@ -1,7 +1,6 @@
 #include "executor/schedule.h"
 
 #include "base/array.h"
-#include "base/size.h"
 
 void schedule_init(struct schedule *schedule, int size, int rank)
 {

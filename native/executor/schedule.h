@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/size.h"
+
 enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes per message: reduction of one overlaps with transfer of another
 
 // Cost of a message of n bytes between hosts, alpha + beta n (Hockney's model), equal on all ranks of an execution. alpha: latency;
@@ -49,10 +51,7 @@ struct byte_range {
 static inline struct byte_range byte_range_segment(struct byte_range range, size_t index)
 {
     const size_t offset = index * SCHEDULE_SEGMENT;
-    if (offset >= range.nbytes)
-        return (struct byte_range){range.begin + range.nbytes, 0};
-    const size_t left = range.nbytes - offset;
-    return (struct byte_range){range.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
+    return (struct byte_range){range.begin + offset, size_piece(range.nbytes, offset, SCHEDULE_SEGMENT)};
 }
 
 // The size in bytes of whole segments, of which at most `most` make up a vector.
