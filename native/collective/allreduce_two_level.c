@@ -4,9 +4,8 @@
 #include "collective/collectives.h"
 #include "collective/shards.h"
 
-static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
+static void write_shard(const struct shards *x, struct schedule *schedule, struct byte_range mine)
 {
-    const struct shards *x = arg;
     allreduce_schedule(schedule, x->exec->allreduce_path, &x->network, mine.nbytes, bhvd_dtype_size(x->within.dtype));
 }
 

@@ -11,27 +11,15 @@
 #include "executor/hierarchy.h"
 #include "executor/plan.h"
 
-// How a vector is cut.
-struct shards_cut {
-    size_t nbytes, shard_nbytes;        // of the vector; of a shard, at most
-    size_t in_flight;                   // pieces, at most SHARDS_IN_FLIGHT
-};
-
 enum { SHARDS_IN_FLIGHT = 4 };
-
-// Writes the steps of a shard's owners, as a part of the schedule (executor/schedule.h): the shard is the vector, and the input.
-typedef void (*write_shard_fn)(const void *arg, struct schedule *schedule, struct byte_range mine);
-
-// Writes the schedule of this rank, among its shard's owners. write: called for each shard of this rank that is not empty.
-void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
-                     const void *arg);
 
 struct shards;
 
 // What the owners of shards do. mine: the shard, a range of the vector.
 struct shards_work {
-    size_t shard_nbytes, in_flight;     // at most, as in struct shards_cut
-    write_shard_fn write;               // arg: the struct shards
+    size_t shard_nbytes, in_flight;     // at most, as in struct shards
+    // Writes their steps, as a part of the schedule (executor/schedule.h) in which the shard is the vector and the input.
+    void (*write)(const struct shards *x, struct schedule *schedule, struct byte_range mine);
     // Runs a custom step on the shard. NULL: there are none.
     void (*run_custom_step)(const struct shards *x, struct byte_range mine, const struct span_list *shard, const struct step *step,
                             unsigned char *const *buffers);
@@ -39,12 +27,14 @@ struct shards_work {
 
 // The operands of the schedule.
 struct shards {
-    struct executor *exec;
     const struct hierarchy *h;
-    const struct collective *coll;
     const struct shards_work *work;
+    size_t nbytes, shard_nbytes;        // of the vector; of a shard, at most
+    size_t in_flight;                   // pieces, at most SHARDS_IN_FLIGHT
+    size_t *scratch;                    // by piece in flight: where the owners' scratch memory begins
+    struct executor *exec;
+    const struct collective *coll;
     struct network_cost network;
-    struct shards_cut cut;
     struct reduction within;
     const struct span_list *list;
     struct span_list piece;             // the spans of the piece being reduced or distributed
@@ -54,6 +44,9 @@ struct shards {
         struct allgather_pipeline distributing;
     };
 };
+
+// Writes the schedule of this rank, among its shard's owners. Needs only the first members of x, up to scratch.
+void schedule_shards(struct schedule *schedule, const struct shards *x);
 
 // Plans the work on the list, which is not empty, in this group, which has a hierarchy. Takes ownership of the list. coll: for the
 // work; NULL if it needs none. within: the reduction within hosts.

@@ -187,9 +187,8 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
     run_custom_step(&x, step, buffers);
 }
 
-static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
+static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct shards *shards = arg;
     const struct c_lp_s x = shard_of(shards, mine);
     coded_schedule(schedule, shards->coll, &x.codes, NULL);
 }

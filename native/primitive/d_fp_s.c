@@ -182,9 +182,8 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
 }
 
 // Without peers the shard stays as it is.
-static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
+static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct shards *shards = arg;
     const struct d_fp_s a = shard_of(shards, &(struct span_list){.count = 1, .nbytes = mine.nbytes});
     if (a.peers.count)
         coded_schedule(schedule, shards->coll, &a.codes, &a.peers);

@@ -116,10 +116,15 @@ static struct hierarchy hierarchy_of(const struct job *job, int rank, int first[
     return h;
 }
 
+struct shards_of_job {
+    struct shards shards;
+    const struct job *job;
+};
+
 // A shorter shard takes another path.
-static void write_shard(const void *arg, struct schedule *schedule, struct byte_range mine)
+static void write_shard(const struct shards *x, struct schedule *schedule, struct byte_range mine)
 {
-    const struct job *job = arg;
+    const struct job *job = ((const struct shards_of_job *)x)->job;
     const enum allreduce_path other = job->path == ALLREDUCE_HALVING ? ALLREDUCE_RING : (enum allreduce_path)(job->path + 1);
     allreduce_schedule(schedule, mine.nbytes == SHARD ? job->path : other, NULL, mine.nbytes, job->cell);
 }
@@ -136,7 +141,11 @@ static void write_two_levels(const struct job *job, int rank, struct schedule *s
     const struct hierarchy h = hierarchy_of(job, rank, first, members);
     schedule->size = h.hosts;
     schedule->rank = h.host;
-    schedule_shards(schedule, &h, &(struct shards_cut){job->nbytes, SHARD, job->in_flight}, write_shard, job);
+    static const struct shards_work work = {.write = write_shard};
+    size_t scratch[SHARDS_IN_FLIGHT];
+    const struct shards_of_job x = {{.h = &h, .work = &work, .nbytes = job->nbytes, .shard_nbytes = SHARD,
+                                     .in_flight = job->in_flight, .scratch = scratch}, job};
+    schedule_shards(schedule, &x.shards);
     schedule->rank = rank;
     for (int i = 0; i < schedule->count; i++) {
         struct step *step = &schedule->steps[i];
