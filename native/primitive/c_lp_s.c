@@ -166,31 +166,25 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-static struct c_lp_s shard_of(const struct shards *shards, struct byte_range mine)
+static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
+                           const struct step *step, unsigned char *const *buffers)
 {
     const struct collective *coll = shards->coll;
     struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host, &shards->network);
+    x.list = *shard;
     x.begin = mine.begin / x.codes.element;
     x.prescale = 1.0;                           // the prescale is applied within hosts
     if (x.worker_residual)
         x.worker_residual += x.begin;
     if (x.server_residual && coded_scatters(coll))
         x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.encoder.rank).begin;
-    return x;
-}
-
-static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
-                           const struct step *step, unsigned char *const *buffers)
-{
-    struct c_lp_s x = shard_of(shards, mine);
-    x.list = *shard;
     run_custom_step(&x, step, buffers);
 }
 
 static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct c_lp_s x = shard_of(shards, mine);
-    coded_schedule(schedule, shards->coll, &x.codes, NULL);
+    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, NULL, &shards->network);
+    coded_schedule(schedule, shards->coll, &codes, NULL);
 }
 
 // Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.

@@ -15,8 +15,10 @@ static inline bool coded_scatters(const struct collective *coll)
 {
     return coll->kind == BHVD_C_LP_S && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
 }
+
 // For codes that a GPU has encoded, and will decode.
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands);
+
 // Scratch memory of one step on a segment, besides the encoder's.
 struct coded_scratch {
     void *values;               // in the dtype; for executor_release. NULL: out of memory, and the executor has failed
