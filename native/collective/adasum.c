@@ -7,6 +7,7 @@
 // Cost: k N elements each way per rank.
 #include <math.h>
 
+#include "base/size.h"
 #include "collective/collectives.h"
 
 enum { PIECE = 1024 };
@@ -42,8 +43,6 @@ static void store(const struct executor *exec, bhvd_dtype dtype, unsigned char *
     exec->kernels.from_float[dtype](dst + begin * bhvd_dtype_size(dtype), wide, count);
 }
 
-static size_t piece_at(size_t begin, size_t count) { return count - begin < PIECE ? count - begin : PIECE; }
-
 // Of both vectors times `scale`.
 static struct dots dots_of(const struct executor *exec, bhvd_dtype dtype, const unsigned char *a, const unsigned char *b,
                            size_t count, double scale)
@@ -51,7 +50,7 @@ static struct dots dots_of(const struct executor *exec, bhvd_dtype dtype, const 
     double x[PIECE], y[PIECE];
     struct dots dots = {0};
     for (size_t begin = 0; begin < count; begin += PIECE) {
-        size_t n = piece_at(begin, count);
+        const size_t n = size_min(count - begin, PIECE);
         load(exec, dtype, a, begin, n, x);
         load(exec, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++) {
@@ -77,7 +76,7 @@ static void combine(const struct executor *exec, bhvd_dtype dtype, unsigned char
     double of_a = dots.aa > 0 ? 1 - dots.ab / (2 * dots.aa) : 1;
     double of_b = dots.bb > 0 ? 1 - dots.ab / (2 * dots.bb) : 1;
     for (size_t begin = 0; begin < count; begin += PIECE) {
-        size_t n = piece_at(begin, count);
+        const size_t n = size_min(count - begin, PIECE);
         load(exec, dtype, a, begin, n, x);
         load(exec, dtype, b, begin, n, y);
         for (size_t i = 0; i < n; i++)

@@ -1,7 +1,6 @@
 // Allgather over links. Direct: every member sends its part to every other; one latency, n-1 messages. Bruck: in
 // each round a member sends all the parts it has, so their number doubles; ceil(log2 n) latencies and messages. Cost, either
 // way: each part n-1 times.
-#include "collective/collectives.h"
 #include "collective/schedules.h"
 
 enum { MESSAGE_NS = 15000 };            // cost of a message at both ends, see docs/results/scaling.md

@@ -14,17 +14,12 @@ static void put(kernel_copy_fn copy, const struct span_list *dst, size_t offset,
     }
 }
 
-static size_t piece_bytes(const struct allgather_pipeline *g, int index, size_t block)
-{
-    return shared_piece(g->part[index], block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
-}
-
 static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
     const struct group *group = pipeline->group;
     shared_put(exec, shared_buffer(exec, pipeline, group->rank, block), g->src + block * SHM_BUFFER_BYTES,
-               piece_bytes(g, group->rank, block));
+               shared_block(g->part[group->rank], block));
 }
 
 static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
@@ -36,7 +31,7 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
         size_t offset = block * SHM_BUFFER_BYTES;
         for (int j = 0; j < i; j++)
             offset += g->part[j];
-        put(g->copy, g->dst, offset, shared_buffer(exec, pipeline, i, block), piece_bytes(g, i, block));
+        put(g->copy, g->dst, offset, shared_buffer(exec, pipeline, i, block), shared_block(g->part[i], block));
     }
 }
 
@@ -51,10 +46,7 @@ void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct
         offset += i < group->rank ? part[i] : 0;
         total += part[i];
     }
-    g->src = src;
-    g->dst = dst;
-    g->part = part;
-    g->copy = shared_copy(exec, total);
+    *g = (struct allgather_pipeline){.src = src, .dst = dst, .part = part, .copy = shared_copy(exec, total)};
     put(g->copy, dst, offset, src, part[group->rank]);
     executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
     pipeline_begin(&g->pipeline, group, slot, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);

@@ -4,6 +4,7 @@
 // Cost: (h-1) parts out of every member, instead of one for each member elsewhere.
 #include <stdlib.h>
 
+#include "base/size.h"
 #include "collective/collectives.h"
 #include "collective/pipelines.h"
 #include "executor/hierarchy.h"
@@ -21,7 +22,7 @@ struct allgather {
     const struct hierarchy *h;
     size_t *part, *offset;              // by position, offset: of its part in the output
     size_t slice, slices;               // bytes, whole segments; number per part
-    struct round *rounds;
+    struct round *rounds;               // at most one per member
     struct span_list list;              // of a piece: where each local member's goes ...
     size_t *local_part;                 // ... and its bytes
     struct allgather_pipeline distributing;
@@ -33,7 +34,7 @@ static struct round round_of(const struct allgather *g, int piece) { return g->r
 static struct byte_range slice_of(const struct allgather *g, int piece, int position)
 {
     const size_t offset = (size_t)piece % g->slices * g->slice;
-    return (struct byte_range){offset, position < 0 ? 0 : shared_piece(g->part[position], offset, g->slice)};
+    return (struct byte_range){offset, position < 0 ? 0 : size_piece(g->part[position], offset, g->slice)};
 }
 
 // The position of the member whose part a local member distributes; -1: none.
@@ -72,14 +73,12 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     struct allgather *g = arg;
     const struct round round = round_of(g, step->number);
     const unsigned char *mine = buffers[OUTPUT_BUFFER];
-    g->list.nbytes = 0;
     for (int i = 0; i < g->h->local->size; i++) {
         const int source = source_of(g, round, i);
         const struct byte_range slice = slice_of(g, step->number, source);
         unsigned char *to = slice.nbytes ? buffers[OUTPUT_BUFFER] + g->offset[source] + slice.begin : NULL;
         g->local_part[i] = slice.nbytes;
         g->list.spans[i] = (struct span){NULL, to, slice.nbytes};
-        g->list.nbytes += slice.nbytes;
         if (i == g->h->index && slice.nbytes)
             mine = source == g->group->rank ? buffers[INPUT_BUFFER] + slice.begin : to;
     }
@@ -87,15 +86,14 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &g->distributing.pipeline;
 }
 
-// Lists the rounds, this host's first. rounds NULL: only counts them.
-static size_t rounds_of(const struct hierarchy *h, struct round *rounds)
+// Lists the rounds, this host's first, and returns their number.
+static size_t list_rounds(const struct hierarchy *h, struct round *rounds)
 {
     size_t count = 0;
     for (int step = 0; step < h->hosts; step++) {
         const int host = (h->host + h->hosts - step) % h->hosts;
-        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size, count++)
-            if (rounds)
-                rounds[count] = (struct round){host, first};
+        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size)
+            rounds[count++] = (struct round){host, first};
     }
     return count;
 }
@@ -104,12 +102,12 @@ bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const 
                                 const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
-    const size_t n = (size_t)group->size, members = (size_t)h->local->size, rounds = rounds_of(h, NULL);
+    const size_t n = (size_t)group->size, members = (size_t)h->local->size;
     size_t longest = 0;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
     struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part +
-                                 rounds * sizeof *g->rounds);
+                                 n * sizeof *g->rounds);
     if (!g)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %d ranks", group->size);
     struct span *spans = (struct span *)(g + 1);
@@ -119,14 +117,11 @@ bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const 
     g->offset = parts_keep(g->part, part, n);
     g->local_part = g->offset + n;
     g->rounds = (struct round *)(void *)(g->local_part + members);
-    rounds_of(h, g->rounds);
+    const size_t rounds = list_rounds(h, g->rounds);
     struct schedule *schedule = plan_begin(plan, group);
     for (int piece = 0; piece < (int)(rounds * g->slices); piece++) {
-        const int there = exchange(schedule, g, piece);
-        size_t nbytes = 0;
-        for (int i = 0; i < h->local->size; i++)
-            nbytes += slice_of(g, piece, source_of(g, round_of(g, piece), i)).nbytes;
-        schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, (struct byte_range){0, nbytes}, there);
+        const struct byte_range most = {0, members * size_min(longest, g->slice)};
+        schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, most, exchange(schedule, g, piece));
     }
     plan->release = free;
     plan->operands = (struct operands){.input = src, .output = dst, .begin_pipeline = begin_pipeline, .local = h->local, .arg = g};

@@ -26,12 +26,11 @@ static void exchange(struct schedule *schedule, const struct fold *fold, struct 
     fold_end(schedule, fold, range, schedule_scale(schedule, own, range.nbytes, done));
 }
 
-void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element)
+void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes)
 {
     const struct fold fold = fold_of(schedule->size, schedule->rank);
     int added[SEGMENTS_IN_FLIGHT][1 + FOLD_ROUNDS_MAX];
     struct byte_range range;
-    (void)element;
     for (int slot = 0; slot < SEGMENTS_IN_FLIGHT; slot++)
         for (int round = 0; round <= FOLD_ROUNDS_MAX; round++)
             added[slot][round] = STEP_NONE;

@@ -55,17 +55,13 @@ static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struc
     return (by_doubling <= by_halving ? by_doubling : by_halving) <= ring ? best : ALLREDUCE_RING;
 }
 
-enum allreduce_path allreduce_path_over_links(enum allreduce_path path, const struct network_cost *network, int n, size_t nbytes)
-{
-    return allreduce_is_over_links(path) ? path : cheapest_over_links(n, nbytes, network);
-}
-
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element)
 {
-    path = allreduce_path_over_links(path, network, schedule->size, nbytes);
+    if (!allreduce_is_over_links(path))
+        path = cheapest_over_links(schedule->size, nbytes, network);
     if (path == ALLREDUCE_DOUBLING)
-        schedule_allreduce_doubling(schedule, nbytes, element);
+        schedule_allreduce_doubling(schedule, nbytes);
     else if (path == ALLREDUCE_HALVING)
         schedule_allreduce_halving(schedule, nbytes, element);
     else

@@ -10,11 +10,6 @@ enum {
 };
 _Static_assert((size_t)SMALL_BYTES <= (size_t)SHM_BUFFER_BYTES, "a short vector is one block");
 
-static size_t block_bytes(const struct allreduce_pipeline *a, size_t block)
-{
-    return shared_piece(a->nbytes, block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
-}
-
 // Chunk boundaries of a block: multiples of the cache line if the block is long enough, so that members do not share lines.
 static size_t chunk_begin(size_t nbytes, int index, int size)
 {
@@ -26,7 +21,7 @@ static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t blo
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     unsigned char *buffer = shared_buffer(exec, pipeline, pipeline->group->rank, block);
-    shared_copy_in(exec, a->reduction, &a->in, buffer, block_bytes(a, block));
+    shared_copy_in(exec, a->reduction, &a->in, buffer, shared_block(a->nbytes, block));
 }
 
 static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, size_t block)
@@ -34,7 +29,7 @@ static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, siz
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
     unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
-    const size_t nbytes = block_bytes(a, block);
+    const size_t nbytes = shared_block(a->nbytes, block);
     const size_t begin = chunk_begin(nbytes, rank, size), end = chunk_begin(nbytes, rank + 1, size);
     shared_copy_in(exec, a->reduction, &a->in, buffer, own_is_copied(a->reduction) ? end : begin);
     if (!own_is_copied(a->reduction))
@@ -73,13 +68,13 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int rank = pipeline->group->rank, size = pipeline->group->size;
     unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
-    const size_t nbytes = block_bytes(a, block), end = chunk_begin(nbytes, rank + 1, size);
+    const size_t nbytes = shared_block(a->nbytes, block), end = chunk_begin(nbytes, rank + 1, size);
     _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
     const unsigned char *src;
     unsigned char *dst;
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
-    for (size_t n; (n = span_cursor_next(&a->own, shared_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
+    for (size_t n; (n = span_cursor_next(&a->own, size_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
         unsigned char *to = exec->writes.streamed ? sum : buffer + at;
         shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a->reduction) ? NULL : src, to, n);
         if (to == sum)
@@ -93,7 +88,7 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
     const int size = pipeline->group->size;
-    const size_t nbytes = block_bytes(a, block);
+    const size_t nbytes = shared_block(a->nbytes, block);
     for (int i = 0; i < size; i++) {
         const size_t begin = chunk_begin(nbytes, i, size), chunk = chunk_begin(nbytes, i + 1, size) - begin;
         if (i == pipeline->group->rank)

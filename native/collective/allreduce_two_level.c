@@ -4,33 +4,19 @@
 #include "collective/collectives.h"
 #include "collective/shards.h"
 
-enum { SHARD_BYTES = 2 << 20 };         // per piece
-
-struct within_shard {
-    enum allreduce_path path;
-    size_t element;
-};
-
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+static void write_shard(const struct shards *x, struct schedule *schedule, struct byte_range mine)
 {
-    const struct within_shard *x = arg;
-    (void)piece;
-    allreduce_schedule(schedule, x->path, NULL, nbytes, x->element);
+    allreduce_schedule(schedule, x->exec->allreduce_path, &x->network, mine.nbytes, bhvd_dtype_size(x->within.dtype));
 }
 
 bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, const struct group *group,
                                 const struct reduction *reduction, struct span_list *list)
 {
+    static const struct shards_work work = {.shard_nbytes = 2 << 20, .in_flight = SHARDS_IN_FLIGHT, .write = write_shard};
     struct reduction within = *reduction;
     within.postscale = 1.0;
-    const struct shards *x = shards_plan(exec, group, NULL, &within, SHARD_BYTES, SHARDS_IN_FLIGHT, list, plan);
-    if (!x)
-        return exec->failure.status;
-    // All shards on one path, that of the longest.
-    const struct within_shard shard = {
-        allreduce_path_over_links(exec->allreduce_path, &x->network, x->h->hosts, shards_longest(x->h, &x->cut)),
-        bhvd_dtype_size(reduction->dtype)};
-    plan->operands.reduction = *reduction;
-    schedule_shards(&plan->schedule, x->h, &x->cut, write_shard, &shard);
-    return BHVD_OK;
+    const bhvd_status status = shards_plan(exec, group, NULL, &within, &work, list, plan);
+    if (!status)
+        plan->operands.reduction = *reduction;
+    return status;
 }

@@ -16,7 +16,7 @@ struct alltoall {
 
 static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
 {
-    return shared_piece(part, block * a->slice, a->slice);
+    return size_piece(part, block * a->slice, a->slice);
 }
 
 // The slice for member `to` in the buffer of `from`.

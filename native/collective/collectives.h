@@ -27,7 +27,6 @@ bhvd_status allreduce_shared(struct executor *exec, struct group *group, const s
 void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
 // path: the requested one over links; any other value: the cheapest of the three.
-enum allreduce_path allreduce_path_over_links(enum allreduce_path path, const struct network_cost *network, int n, size_t nbytes);
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element);
 // Plans a two-level allreduce, in a group that has a hierarchy (executor/hierarchy.h). Takes ownership of the list.

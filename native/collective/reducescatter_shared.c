@@ -10,7 +10,7 @@ static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t blo
     unsigned char *buffer = shared_buffer(exec, pipeline, group->rank, block);
     size_t begin = 0, offset = block * r->piece;
     for (int i = 0; i < group->size; begin += r->part[i++]) {
-        size_t n = shared_piece(r->part[i], offset, r->piece);
+        size_t n = size_piece(r->part[i], offset, r->piece);
         struct span_cursor cursor = span_cursor_at(r->src, begin + offset);
         if (i != group->rank || own_is_copied(r->reduction))
             shared_copy_in(exec, r->reduction, &cursor, buffer + (size_t)i * r->piece, n);
@@ -23,7 +23,7 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
 {
     const struct reducescatter_pipeline *r = (const struct reducescatter_pipeline *)pipeline;
     const struct group *group = pipeline->group;
-    const size_t offset = block * r->piece, mine = shared_piece(r->part[group->rank], offset, r->piece);
+    const size_t offset = block * r->piece, mine = size_piece(r->part[group->rank], offset, r->piece);
     struct span_cursor cursor = span_cursor_at(r->src, r->own + offset);
     const unsigned char *own;
     unsigned char *unused;
@@ -39,12 +39,8 @@ void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, 
                          const struct span_list *src, void *dst, const size_t *part)
 {
     size_t longest = 0;
-    r->own = 0;
-    r->reduction = reduction;
-    r->src = src;
-    r->dst = dst;
-    r->part = part;
-    r->piece = SHM_BUFFER_BYTES / (size_t)group->size / 64 * 64;
+    *r = (struct reducescatter_pipeline){.reduction = reduction, .src = src, .dst = dst, .part = part,
+                                         .piece = SHM_BUFFER_BYTES / (size_t)group->size / 64 * 64};
     for (int i = 0; i < group->size; i++) {
         longest = part[i] > longest ? part[i] : longest;
         r->own += i < group->rank ? part[i] : 0;

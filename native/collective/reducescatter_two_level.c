@@ -30,7 +30,7 @@ struct reducescatter {
 static struct byte_range slice_of(const struct reducescatter *r, int piece, int member)
 {
     const size_t offset = (size_t)piece * r->slice;
-    return (struct byte_range){r->offset[member] + offset, shared_piece(r->part[member], offset, r->slice)};
+    return (struct byte_range){r->offset[member] + offset, size_piece(r->part[member], offset, r->slice)};
 }
 
 static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,
@@ -39,13 +39,12 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     struct reducescatter *r = arg;
     const struct hierarchy *h = r->h;
     (void)exec;
-    r->list.count = r->list.nbytes = 0;
+    r->list.count = 0;
     for (int index = 0; index < h->local->size; index++) {
         r->local_part[index] = 0;
         for (int host = 0; host < h->hosts; host++) {
             const struct byte_range slice = slice_of(r, step->number, hierarchy_member(h, host, index));
             r->list.spans[r->list.count++] = (struct span){r->src + slice.begin, NULL, slice.nbytes};
-            r->list.nbytes += slice.nbytes;
             r->local_part[index] += slice.nbytes;
         }
     }
@@ -53,29 +52,24 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &r->reducing.pipeline;
 }
 
-static void write_down(struct schedule *schedule, const struct reducescatter *r, int pieces)
+// In flight, a piece has memory for its sums, and as much for the other hosts'.
+static int write_piece(const void *arg, struct schedule *schedule, size_t piece, int after)
 {
+    const struct reducescatter *r = arg;
     const struct hierarchy *h = r->h;
-    size_t place[IN_FLIGHT] = {0};      // of a piece in flight: its sums, followed by scratch memory
-    int exchanged[IN_FLIGHT];
-    for (int piece = 0; piece < pieces; piece++) {
-        const int at = piece % IN_FLIGHT, after = piece < IN_FLIGHT ? STEP_NONE : exchanged[at];
-        size_t sums = 0, all = 0;
-        for (int host = 0; host < h->hosts; host++)
-            sums += r->cross_part[host] = slice_of(r, piece, hierarchy_member(h, host, h->index)).nbytes;
-        for (int member = 0; member < h->hosts * h->local->size; member++)
-            all += slice_of(r, piece, member).nbytes;
-        if (piece < IN_FLIGHT)
-            place[at] = schedule_scratch_end(schedule);
-        const struct location to = in_buffer(SCRATCH_BUFFER, place[at]);
-        const struct schedule_part part = {
-            .after = schedule_reduce_within(schedule, piece, to, sums, (struct byte_range){0, all}, after),
-            .base = {[INPUT_BUFFER] = to, [OUTPUT_BUFFER] = in_buffer(OUTPUT_BUFFER, (size_t)piece * r->slice),
-                     [SCRATCH_BUFFER] = in_buffer(SCRATCH_BUFFER, place[at] + size_round_up(sums, CACHE_LINE))}};
-        schedule_begin_part(schedule, &part);
-        schedule_reducescatter(schedule, r->cross_part, false);
-        exchanged[at] = schedule_end_part(schedule);
-    }
+    const size_t longest = (size_t)h->hosts * r->slice, place = piece % IN_FLIGHT * 2 * longest;
+    const struct location to = in_buffer(SCRATCH_BUFFER, place);
+    size_t sums = 0;
+    for (int host = 0; host < h->hosts; host++)
+        sums += r->cross_part[host] = slice_of(r, (int)piece, hierarchy_member(h, host, h->index)).nbytes;
+    const struct byte_range values = {0, longest * (size_t)h->local->size};
+    const struct schedule_part part = {
+        .after = schedule_reduce_within(schedule, (int)piece, to, sums, values, after),
+        .base = {[INPUT_BUFFER] = to, [OUTPUT_BUFFER] = in_buffer(OUTPUT_BUFFER, piece * r->slice),
+                 [SCRATCH_BUFFER] = in_buffer(SCRATCH_BUFFER, place + longest)}};
+    schedule_begin_part(schedule, &part);
+    schedule_reducescatter(schedule, r->cross_part, false);
+    return schedule_end_part(schedule);
 }
 
 bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, const struct group *group,
@@ -98,6 +92,6 @@ bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, co
     plan->release = free;
     plan->operands = (struct operands){.reduction = *reduction, .output = dst, .begin_pipeline = begin_pipeline,
                                        .local = h->local, .arg = r};
-    write_down(plan_begin(plan, h->cross), r, part[0] ? (int)((part[0] + r->slice - 1) / r->slice) : 0);
+    schedule_pieces(plan_begin(plan, h->cross), part[0] ? (part[0] + r->slice - 1) / r->slice : 0, IN_FLIGHT, write_piece, NULL, r);
     return BHVD_OK;
 }

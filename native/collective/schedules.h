@@ -13,7 +13,7 @@ static inline double network_alpha_ns(const struct network_cost *network)
 
 // From the tensors, loaded into the vector, to the tensors: postscale * sum over ranks. element: its size in bytes.
 void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t element);
-void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes, size_t element);
+void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes);
 void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t element);
 
 // Where chunk `index` of `size` begins, in bytes: the first count % size chunks are one element longer.

@@ -4,99 +4,72 @@
 
 #include "base/size.h"
 
-static size_t piece_nbytes(const struct hierarchy *h, const struct shards_cut *cut)
+static size_t piece_nbytes(const struct shards *x) { return x->shard_nbytes * (size_t)x->h->shards; }
+
+static size_t pieces_of(const struct shards *x) { return (x->nbytes + piece_nbytes(x) - 1) / piece_nbytes(x); }
+
+static struct byte_range piece_of(const struct shards *x, size_t piece)
 {
-    return cut->shard_nbytes * (size_t)h->shards;
+    const size_t begin = piece * piece_nbytes(x);
+    return (struct byte_range){begin, size_piece(x->nbytes, begin, piece_nbytes(x))};
 }
 
-size_t shards_longest(const struct hierarchy *h, const struct shards_cut *cut)
+// This rank's shard of a piece.
+static struct byte_range mine_of(const struct shards *x, size_t piece)
 {
-    return hierarchy_shard(h, size_min(cut->nbytes, piece_nbytes(h, cut)), 0).nbytes;
-}
-
-static size_t pieces_of(const struct hierarchy *h, const struct shards_cut *cut)
-{
-    return (cut->nbytes + piece_nbytes(h, cut) - 1) / piece_nbytes(h, cut);
-}
-
-static struct byte_range piece_of(const struct hierarchy *h, const struct shards_cut *cut, size_t piece)
-{
-    const size_t begin = piece * piece_nbytes(h, cut);
-    return (struct byte_range){begin, shared_piece(cut->nbytes, begin, piece_nbytes(h, cut))};
+    const struct byte_range whole = piece_of(x, piece), mine = hierarchy_shard(x->h, whole.nbytes, x->h->index);
+    return (struct byte_range){whole.begin + mine.begin, mine.nbytes};
 }
 
 // Shards in flight come first in the scratch memory.
-static size_t place_of(const struct hierarchy *h, const struct shards_cut *cut, size_t piece)
+static struct location place_of(const struct shards *x, size_t piece)
 {
-    return piece % cut->in_flight * size_round_up(shards_longest(h, cut), CACHE_LINE);
+    return in_buffer(SCRATCH_BUFFER, piece % x->in_flight * size_round_up(x->shard_nbytes, CACHE_LINE));
 }
 
 // ----------------------------------------------------------------------------------------------------------- schedule
 
-struct writer {
-    struct schedule *schedule;
-    const struct hierarchy *h;
-    const struct shards_cut *cut;
-    write_shard_fn write;
-    const void *arg;
-    // Of the pieces in flight:
-    size_t scratch[SHARDS_IN_FLIGHT];       // memory of the shard's owners
-    int exchanged[SHARDS_IN_FLIGHT];        // the step after which it may be distributed
-};
-
-static void begin_piece(struct writer *w, size_t number)
+// Returns the step after which the piece may be distributed.
+static int begin_piece(const void *arg, struct schedule *schedule, size_t number, int after)
 {
-    const struct byte_range piece = piece_of(w->h, w->cut, number), mine = hierarchy_shard(w->h, piece.nbytes, w->h->index);
-    const size_t at = number % w->cut->in_flight;
-    const struct location shard = in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number));
-    const int reduced = schedule_reduce_within(w->schedule, (int)number, shard, mine.nbytes, piece, STEP_NONE);
-    w->exchanged[at] = reduced;
+    const struct shards *x = arg;
+    const struct byte_range mine = mine_of(x, number);
+    const struct location shard = place_of(x, number);
+    const int reduced = schedule_reduce_within(schedule, (int)number, shard, mine.nbytes, piece_of(x, number), after);
+    size_t *scratch = &x->scratch[number % x->in_flight];
     if (!mine.nbytes)
-        return;
-    if (number < w->cut->in_flight) {       // the longest; test_schedules.c checks that shorter ones need no more
-        const size_t after_shards = place_of(w->h, w->cut, w->cut->in_flight - 1) + shards_longest(w->h, w->cut);
-        const size_t end = schedule_scratch_end(w->schedule);
-        w->scratch[at] = size_round_up(end > after_shards ? end : after_shards, CACHE_LINE);
-    }
-    const struct schedule_part part = {(int)number, reduced, {shard, shard, shard, in_buffer(SCRATCH_BUFFER, w->scratch[at])}};
-    schedule_begin_part(w->schedule, &part);
-    w->write(w->arg, w->schedule, number, mine.nbytes);
-    w->exchanged[at] = schedule_end_part(w->schedule);
+        return reduced;
+    // The last piece is shorter, and may be exchanged in another way, with more scratch memory.
+    if (number < x->in_flight || number == pieces_of(x) - 1)
+        *scratch = schedule_scratch_end(schedule);
+    const struct schedule_part part = {(int)number, reduced, {shard, shard, shard, in_buffer(SCRATCH_BUFFER, *scratch)}};
+    schedule_begin_part(schedule, &part);
+    x->work->write(x, schedule, mine);
+    return schedule_end_part(schedule);
 }
 
-static void end_piece(struct writer *w, size_t number)
+static int end_piece(const void *arg, struct schedule *schedule, size_t number, int exchanged)
 {
-    const struct byte_range piece = piece_of(w->h, w->cut, number), mine = hierarchy_shard(w->h, piece.nbytes, w->h->index);
-    const struct location shard = in_buffer(SCRATCH_BUFFER, place_of(w->h, w->cut, number));
-    const int exchanged = w->exchanged[number % w->cut->in_flight];
-    schedule_distribute_within(w->schedule, (int)number, shard, mine.nbytes, piece, exchanged);
+    const struct shards *x = arg;
+    return schedule_distribute_within(schedule, (int)number, place_of(x, number), mine_of(x, number).nbytes, piece_of(x, number),
+                                      exchanged);
 }
 
-void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
-                     const void *arg)
+void schedule_shards(struct schedule *schedule, const struct shards *x)
 {
-    struct writer w = {.schedule = schedule, .h = h, .cut = cut, .write = write, .arg = arg};
-    const size_t pieces = pieces_of(h, cut);
-    for (size_t i = 0; i < pieces + cut->in_flight; i++) {
-        if (i >= cut->in_flight && i - cut->in_flight < pieces)
-            end_piece(&w, i - cut->in_flight);
-        if (i < pieces)
-            begin_piece(&w, i);
-    }
+    schedule->buffer_nbytes[SCRATCH_BUFFER] = place_of(x, x->in_flight - 1).offset + x->shard_nbytes;
+    schedule_pieces(schedule, pieces_of(x), x->in_flight, begin_piece, end_piece, x);
 }
 
 // ----------------------------------------------------------------------------------------------------------- operands
 
-struct byte_range shards_mine(const struct shards *x, size_t piece)
+static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
-    const struct byte_range whole = piece_of(x->h, &x->cut, piece), mine = hierarchy_shard(x->h, whole.nbytes, x->h->index);
-    return (struct byte_range){whole.begin + mine.begin, mine.nbytes};
-}
-
-struct span shards_span(const struct shards *x, size_t piece, unsigned char *const *buffers)
-{
-    unsigned char *shard = buffers[SCRATCH_BUFFER] + place_of(x->h, &x->cut, piece);
-    return (struct span){shard, shard, shards_mine(x, piece).nbytes};
+    const struct shards *x = arg;
+    const struct byte_range mine = mine_of(x, (size_t)step->number);
+    unsigned char *place = location_pointer(buffers, place_of(x, (size_t)step->number));
+    struct span shard = {place, place, mine.nbytes};
+    x->work->run_custom_step(x, mine, &(struct span_list){&shard, 1, 1, mine.nbytes}, step, buffers);
 }
 
 static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,
@@ -115,26 +88,26 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &x->distributing.pipeline;
 }
 
-struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
-                           const struct reduction *within, size_t shard_nbytes, size_t in_flight, struct span_list *list,
-                           struct plan *plan)
+bhvd_status shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
+                        const struct reduction *within, const struct shards_work *work, struct span_list *list, struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;
-    const size_t spans = list->count;
-    struct shards *x = malloc(sizeof *x + spans * sizeof(struct span) + (size_t)h->local->size * sizeof *x->part);
-    if (!x) {
-        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
-        return NULL;
-    }
+    const size_t spans = list->count, sizes = SHARDS_IN_FLIGHT + (size_t)h->local->size;
+    struct shards *x = malloc(sizeof *x + spans * sizeof(struct span) + sizes * sizeof *x->part);
+    if (!x)
+        return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
     struct span *memory = (struct span *)(x + 1);
-    *x = (struct shards){.exec = exec, .h = h, .coll = coll, .network = exec->network, .within = *within, .list = &plan->list,
-                         .cut = {list->nbytes, shard_nbytes, in_flight}, .piece = {.spans = memory, .capacity = spans},
-                         .part = (size_t *)(memory + spans)};
-    x->cut.in_flight = size_min(in_flight, pieces_of(h, &x->cut));
-    plan_begin(plan, hierarchy_senders(h));
+    *x = (struct shards){.h = h, .work = work, .nbytes = list->nbytes, .scratch = (size_t *)(memory + spans), .exec = exec,
+                         .coll = coll, .network = exec->network, .within = *within, .list = &plan->list,
+                         .piece = {.spans = memory, .capacity = spans}};
+    x->shard_nbytes = size_min(work->shard_nbytes, hierarchy_shard(h, list->nbytes, 0).nbytes);
+    x->in_flight = size_min(work->in_flight, pieces_of(x));
+    x->part = x->scratch + SHARDS_IN_FLIGHT;
     plan->list = *list;
     *list = (struct span_list){0};
     plan->release = free;
-    plan->operands = (struct operands){.begin_pipeline = begin_pipeline, .local = h->local, .arg = x};
-    return x;
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .begin_pipeline = begin_pipeline, .local = h->local,
+                                       .arg = x, .exclusive_memory = coll ? collective_exclusive_memory(coll) : NULL};
+    schedule_shards(plan_begin(plan, hierarchy_senders(h)), x);
+    return BHVD_OK;
 }

@@ -11,31 +11,30 @@
 #include "executor/hierarchy.h"
 #include "executor/plan.h"
 
-// How a vector is cut.
-struct shards_cut {
-    size_t nbytes, shard_nbytes;        // of the vector; of a shard, at most
-    size_t in_flight;                   // pieces, at most SHARDS_IN_FLIGHT
-};
-
 enum { SHARDS_IN_FLIGHT = 4 };
 
-// Bytes of the longest shard.
-size_t shards_longest(const struct hierarchy *h, const struct shards_cut *cut);
+struct shards;
 
-// Writes the steps of a shard's owners, as a part of the schedule (executor/schedule.h): the shard is the vector, and the input.
-typedef void (*write_shard_fn)(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes);
+// What the owners of shards do. mine: the shard, a range of the vector.
+struct shards_work {
+    size_t shard_nbytes, in_flight;     // at most, as in struct shards
+    // Writes their steps, as a part of the schedule (executor/schedule.h) in which the shard is the vector and the input.
+    void (*write)(const struct shards *x, struct schedule *schedule, struct byte_range mine);
+    // Runs a custom step on the shard. NULL: there are none.
+    void (*run_custom_step)(const struct shards *x, struct byte_range mine, const struct span_list *shard, const struct step *step,
+                            unsigned char *const *buffers);
+};
 
-// Writes the schedule of this rank, among its shard's owners. write: called for each shard of this rank that is not empty.
-void schedule_shards(struct schedule *schedule, const struct hierarchy *h, const struct shards_cut *cut, write_shard_fn write,
-                     const void *arg);
-
-// The operands of the schedule. A primitive's custom steps find in it what they need.
+// The operands of the schedule.
 struct shards {
-    struct executor *exec;
     const struct hierarchy *h;
+    const struct shards_work *work;
+    size_t nbytes, shard_nbytes;        // of the vector; of a shard, at most
+    size_t in_flight;                   // pieces, at most SHARDS_IN_FLIGHT
+    size_t *scratch;                    // by piece in flight: where the owners' scratch memory begins
+    struct executor *exec;
     const struct collective *coll;
     struct network_cost network;
-    struct shards_cut cut;
     struct reduction within;
     const struct span_list *list;
     struct span_list piece;             // the spans of the piece being reduced or distributed
@@ -46,13 +45,10 @@ struct shards {
     };
 };
 
-// This rank's shard of a piece: a range of the vector.
-struct byte_range shards_mine(const struct shards *x, size_t piece);
-// The same shard in scratch memory, while the piece is in flight.
-struct span shards_span(const struct shards *x, size_t piece, unsigned char *const *buffers);
+// Writes the schedule of this rank, among its shard's owners. Needs only the first members of x, up to scratch.
+void schedule_shards(struct schedule *schedule, const struct shards *x);
 
-// Begins a plan in this group, which has a hierarchy, and takes ownership of the list. The caller then writes the schedule, and
-// adds operands for its own steps. NULL: no memory; the executor has failed.
-struct shards *shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
-                           const struct reduction *within, size_t shard_nbytes, size_t in_flight, struct span_list *list,
-                           struct plan *plan);
+// Plans the work on the list, which is not empty, in this group, which has a hierarchy. Takes ownership of the list. coll: for the
+// work; NULL if it needs none. within: the reduction within hosts.
+bhvd_status shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
+                        const struct reduction *within, const struct shards_work *work, struct span_list *list, struct plan *plan);

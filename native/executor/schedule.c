@@ -1,7 +1,6 @@
 #include "executor/schedule.h"
 
 #include "base/array.h"
-#include "base/size.h"
 
 void schedule_init(struct schedule *schedule, int size, int rank)
 {
@@ -46,22 +45,27 @@ static int append(struct schedule *schedule, struct step step)
     return schedule->count++;
 }
 
-// Unused locations are set to a used one.
-static int put(struct schedule *schedule, enum step_kind kind, int peer, struct location to, struct location from,
-               struct location other, size_t nbytes, int after)
+// Completes a step of this kind. Unused locations are set to a used one.
+static int put(struct schedule *schedule, struct step step, struct location to, struct location from, struct location other,
+               size_t nbytes, int after)
 {
-    return append(schedule, (struct step){.kind = kind, .peer = peer, .after = {after, STEP_NONE}, .to = to, .from = from,
-                                          .other = other, .nbytes = nbytes});
+    step.to = to;
+    step.from = from;
+    step.other = other;
+    step.nbytes = nbytes;
+    step.after[0] = after;
+    step.after[1] = STEP_NONE;
+    return append(schedule, step);
 }
 
 int schedule_send(struct schedule *schedule, int peer, struct location from, size_t nbytes, int after)
 {
-    return put(schedule, STEP_SEND, peer, from, from, from, nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_SEND, .peer = peer}, from, from, from, nbytes, after);
 }
 
 int schedule_receive(struct schedule *schedule, int peer, struct location to, size_t nbytes, int after)
 {
-    return put(schedule, STEP_RECEIVE, peer, to, to, to, nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_RECEIVE, .peer = peer}, to, to, to, nbytes, after);
 }
 
 int schedule_load(struct schedule *schedule, struct byte_range range, int after)
@@ -69,18 +73,18 @@ int schedule_load(struct schedule *schedule, struct byte_range range, int after)
     const struct location location = in_buffer(FUSION_BUFFER, range.begin);
     if (schedule->part)
         return after;
-    return put(schedule, STEP_LOAD, 0, location, location, location, range.nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_LOAD}, location, location, location, range.nbytes, after);
 }
 
 int schedule_reduce(struct schedule *schedule, struct location to, struct location from, struct location other, size_t nbytes,
                     int after)
 {
-    return put(schedule, STEP_REDUCE, 0, to, from, other, nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_REDUCE}, to, from, other, nbytes, after);
 }
 
 int schedule_scale(struct schedule *schedule, struct location to, size_t nbytes, int after)
 {
-    return put(schedule, STEP_SCALE, 0, to, to, to, nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_SCALE}, to, to, to, nbytes, after);
 }
 
 int schedule_store(struct schedule *schedule, struct byte_range range, int after)
@@ -88,60 +92,47 @@ int schedule_store(struct schedule *schedule, struct byte_range range, int after
     const struct location location = in_buffer(FUSION_BUFFER, range.begin);
     if (schedule->part)
         return after;
-    return put(schedule, STEP_STORE, 0, location, location, location, range.nbytes, after);
+    return put(schedule, (struct step){.kind = STEP_STORE}, location, location, location, range.nbytes, after);
 }
 
 int schedule_copy(struct schedule *schedule, struct location to, struct location from, size_t nbytes, int after)
 {
-    return put(schedule, STEP_COPY, 0, to, from, from, nbytes, after);
-}
-
-static int put_coded(struct schedule *schedule, enum step_kind kind, struct location to, struct location from, struct location own,
-                     size_t nbytes, struct byte_range values, int after)
-{
-    return append(schedule, (struct step){.kind = kind, .after = {after, STEP_NONE}, .to = to, .from = from, .other = own,
-                                          .nbytes = nbytes, .values = values});
+    return put(schedule, (struct step){.kind = STEP_COPY}, to, from, from, nbytes, after);
 }
 
 int schedule_encode(struct schedule *schedule, struct location code, size_t nbytes, struct byte_range values, int after)
 {
-    return put_coded(schedule, STEP_ENCODE, code, code, code, nbytes, values, after);
+    return put(schedule, (struct step){.kind = STEP_ENCODE, .values = values}, code, code, code, nbytes, after);
 }
 
 int schedule_reencode(struct schedule *schedule, struct location code, size_t nbytes, struct location from, struct location own,
                       struct byte_range values, int after)
 {
-    return put_coded(schedule, STEP_REENCODE, code, from, own, nbytes, values, after);
+    return put(schedule, (struct step){.kind = STEP_REENCODE, .values = values}, code, from, own, nbytes, after);
 }
 
 int schedule_decode(struct schedule *schedule, struct location code, size_t nbytes, struct byte_range values, int after)
 {
-    return put_coded(schedule, STEP_DECODE, code, code, code, nbytes, values, after);
+    return put(schedule, (struct step){.kind = STEP_DECODE, .values = values}, code, code, code, nbytes, after);
 }
 
 int schedule_combine(struct schedule *schedule, struct location from, struct location own, size_t nbytes,
                      struct byte_range values, int after)
 {
-    return put_coded(schedule, STEP_COMBINE, own, from, own, nbytes, values, after);
-}
-
-static int put_within(struct schedule *schedule, enum step_kind kind, int number, struct location location, size_t nbytes,
-                      struct byte_range values, int after)
-{
-    return append(schedule, (struct step){.kind = kind, .after = {after, STEP_NONE}, .to = location, .from = location,
-                                          .other = location, .nbytes = nbytes, .values = values, .number = number});
+    return put(schedule, (struct step){.kind = STEP_COMBINE, .values = values}, own, from, own, nbytes, after);
 }
 
 int schedule_reduce_within(struct schedule *schedule, int number, struct location to, size_t nbytes, struct byte_range values,
                            int after)
 {
-    return put_within(schedule, STEP_REDUCE_WITHIN, number, to, nbytes, values, after);
+    return put(schedule, (struct step){.kind = STEP_REDUCE_WITHIN, .number = number, .values = values}, to, to, to, nbytes, after);
 }
 
 int schedule_distribute_within(struct schedule *schedule, int number, struct location from, size_t nbytes, struct byte_range values,
                                int after)
 {
-    return put_within(schedule, STEP_DISTRIBUTE_WITHIN, number, from, nbytes, values, after);
+    return put(schedule, (struct step){.kind = STEP_DISTRIBUTE_WITHIN, .number = number, .values = values}, from, from, from,
+               nbytes, after);
 }
 
 int schedule_both(struct schedule *schedule, int one, int other)
@@ -164,6 +155,21 @@ int schedule_end_part(struct schedule *schedule)
     for (int i = schedule->part_begin, end = schedule->count; i < end; i++)
         all = schedule->steps[i].is_awaited ? all : schedule_both(schedule, all, i);
     return all;
+}
+
+void schedule_pieces(struct schedule *schedule, size_t pieces, size_t in_flight, schedule_piece_fn begin, schedule_piece_fn end,
+                     const void *arg)
+{
+    int after[SCHEDULE_PIECES_MAX];
+    for (size_t i = 0; i < pieces + in_flight; i++) {
+        int *at = &after[i % in_flight];
+        if (i < in_flight)
+            *at = STEP_NONE;
+        else if (end && i - in_flight < pieces)
+            *at = end(arg, schedule, i - in_flight, *at);
+        if (i < pieces)
+            *at = begin(arg, schedule, i, *at);
+    }
 }
 
 size_t schedule_scratch_end(const struct schedule *schedule)

@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/size.h"
+
 enum { SCHEDULE_SEGMENT = 256 * 1024 };     // bytes per message: reduction of one overlaps with transfer of another
 
 // Cost of a message of n bytes between hosts, alpha + beta n (Hockney's model), equal on all ranks of an execution. alpha: latency;
@@ -49,10 +51,7 @@ struct byte_range {
 static inline struct byte_range byte_range_segment(struct byte_range range, size_t index)
 {
     const size_t offset = index * SCHEDULE_SEGMENT;
-    if (offset >= range.nbytes)
-        return (struct byte_range){range.begin + range.nbytes, 0};
-    const size_t left = range.nbytes - offset;
-    return (struct byte_range){range.begin + offset, left < SCHEDULE_SEGMENT ? left : SCHEDULE_SEGMENT};
+    return (struct byte_range){range.begin + offset, size_piece(range.nbytes, offset, SCHEDULE_SEGMENT)};
 }
 
 // The size in bytes of whole segments, of which at most `most` make up a vector.
@@ -142,6 +141,13 @@ int schedule_distribute_within(struct schedule *schedule, int number, struct loc
 // steps.
 void schedule_begin_part(struct schedule *schedule, const struct schedule_part *part);
 int schedule_end_part(struct schedule *schedule);
+// Writes a collective in pieces that take turns at `in_flight` places, at most SCHEDULE_PIECES_MAX: a piece begins after the one
+// that had its place has ended. begin: `after` is the step after which the place is free, and the result goes to `end`, which
+// returns that step. end NULL: begin returns it.
+typedef int (*schedule_piece_fn)(const void *arg, struct schedule *schedule, size_t piece, int after);
+enum { SCHEDULE_PIECES_MAX = 64 };
+void schedule_pieces(struct schedule *schedule, size_t pieces, size_t in_flight, schedule_piece_fn begin, schedule_piece_fn end,
+                     const void *arg);
 // Where more scratch memory may begin.
 size_t schedule_scratch_end(const struct schedule *schedule);
 // A step that waits for both. If either is STEP_NONE: returns the other.

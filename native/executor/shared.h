@@ -60,10 +60,10 @@ bhvd_status pipeline_execute(struct executor *exec, struct pipeline *pipeline);
 // Waits until all members have called it and finished their earlier pipelines.
 bhvd_status shared_barrier(struct executor *exec, struct group *group);
 
-// The size of the piece of at most `most` bytes at `offset` of a vector of `total` bytes.
-static inline size_t shared_piece(size_t total, size_t offset, size_t most)
+// The size of a block of a vector.
+static inline size_t shared_block(size_t nbytes, size_t block)
 {
-    return total <= offset ? 0 : total - offset < most ? total - offset : most;
+    return size_piece(nbytes, block * SHM_BUFFER_BYTES, SHM_BUFFER_BYTES);
 }
 
 // Number of blocks for a vector.

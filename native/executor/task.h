@@ -12,13 +12,15 @@ static inline unsigned char *location_pointer(unsigned char *const *buffers, str
     return buffers[location.buffer] + location.offset;
 }
 
+typedef void (*run_custom_step_fn)(void *arg, const struct step *step, unsigned char *const *buffers);
+
 // A schedule's operands. Unused members may be 0.
 struct operands {
     struct reduction reduction;
     const struct span_list *list;           // the vector's pieces; the caller keeps it until the schedule is over
     const void *input;
     void *output;
-    void (*run_custom_step)(void *arg, const struct step *step, unsigned char *const *buffers);  // STEP_ENCODE and below
+    run_custom_step_fn run_custom_step;     // STEP_ENCODE and below
     // STEP_REDUCE_WITHIN and STEP_DISTRIBUTE_WITHIN: begins the pipeline, whose memory is arg's, in this slot of `local`.
     struct pipeline *(*begin_pipeline)(void *arg, struct executor *exec, int slot, const struct step *step,
                                        unsigned char *const *buffers);

@@ -118,7 +118,7 @@ static int launch_encoder(const struct device_encoder *e, int kernel, const stru
                           void *ranges, uint64_t blocks, void *stream)
 {
     const struct code_layout *layout = encoding->layout;
-    const uint64_t seed = encoder_own_seed(&e->host, encoding->pass);
+    const uint64_t seed = encoder_seed(&e->host, encoding->pass);
     void *params[] = {ARGUMENT(encoding->codes), ARGUMENT(layout->chunk_stride), ARGUMENT(layout->segment_stride),
                       ARGUMENT(values), ARGUMENT(layout->cut.count), ARGUMENT(layout->cut.chunks),
                       ARGUMENT(layout->cut.segment), ARGUMENT(blocks), ARGUMENT(ranges), ARGUMENT(e->option),
@@ -226,7 +226,7 @@ int device_encoder_reencode(const struct device_encoder *e, const struct encodin
                             uint64_t ranks, double factor, void *stream)
 {
     const struct code_layout *layout = encoding->layout;
-    const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_own_seed(&e->host, encoding->pass);
+    const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_seed(&e->host, encoding->pass);
     void *params[] = {SUM_ARGUMENTS(encoding->codes), ARGUMENT(seed), ARGUMENT(encoding->begin)};
     int failed = launch(e, e->kernels->reencode, all_segments(layout) * blocks, params, stream);
     return failed ? failed : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);

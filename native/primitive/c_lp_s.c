@@ -31,16 +31,10 @@ struct c_lp_s {
     struct encoder encoder;
     struct codes codes;
     struct span_list list;              // values and destinations; empty if a GPU encoded them
-    int size, rank;
+    int size;
     size_t begin;                       // offset in the operation's vector in elements, for seeds
     double prescale, factor;            // factor: multiplies the sum
     float *worker_residual, *server_residual;
-};
-
-// Scratch memory of one step.
-struct scratch {
-    void *values;                       // a segment in the dtype
-    float *sum;                         // a sum over its elements, or over coefficients of the codes
 };
 
 // The terms of a sum: elements if transform is NULL, otherwise coefficients of this transform, as in the code `like`.
@@ -48,19 +42,6 @@ struct sum_of {
     const struct kernel_transform *transform;
     const unsigned char *like;
 };
-
-static bool make_scratch(struct c_lp_s *x, struct scratch *scratch)
-{
-    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const struct kernel_transform *transform = encoder_transform(&x->encoder);
-    const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;
-    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
-    const size_t floats = size_round_up(sums * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + floats);
-    if (memory)
-        *scratch = (struct scratch){memory, (float *)(void *)(memory + values)};
-    return memory;
-}
 
 // code = Q(prescale * x[values] + worker error)
 static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned char *code)
@@ -77,7 +58,7 @@ static void encode(struct c_lp_s *x, const struct byte_range *values, unsigned c
 
 static const unsigned char *code_of(const struct c_lp_s *x, int i, const unsigned char *own, const unsigned char *received)
 {
-    return i == x->rank ? own : received + (size_t)i * x->codes.received.each;
+    return i == x->encoder.rank ? own : received + (size_t)i * x->codes.received.each;
 }
 
 // sum = factor * sum_i D(code of rank i), in rank order; or over their coefficients, if all codes have the same transform
@@ -110,7 +91,7 @@ static void end_sum(const struct c_lp_s *x, void *to, float *sum, struct sum_of 
 static void reencode(struct c_lp_s *x, const struct byte_range *values, float *sum, struct sum_of of, unsigned char *code)
 {
     const size_t begin = values->begin / x->encoder.element, count = values->nbytes / x->encoder.element;
-    const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->rank).begin;
+    const size_t chunk = segments_chunk(&x->codes.cut, (uint64_t)x->encoder.rank).begin;
     if (of.transform && !x->server_residual) {
         of.transform->encode(code, sum, count, of.like, &x->encoder.options);
         return;
@@ -130,36 +111,37 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
     const struct byte_range *values = &step->values;
     const size_t count = values->nbytes / x->encoder.element;
     struct sum_of of = {0};
-    struct scratch scratch;
-    if (!make_scratch(x, &scratch))
+    const struct kernel_transform *transform = encoder_transform(&x->encoder);
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const size_t sums = transform ? transform->count(longest, &x->encoder.options) : longest;   // over elements, or coefficients
+    const struct coded_scratch scratch = coded_acquire(x->exec, &x->encoder, &x->codes, sums);
+    if (!scratch.values)
         return;
     if (step->kind == STEP_REENCODE || step->kind == STEP_COMBINE)
-        of = add(x, scratch.sum, location_pointer(buffers, step->other), location_pointer(buffers, step->from), count);
+        of = add(x, scratch.floats, location_pointer(buffers, step->other), location_pointer(buffers, step->from), count);
     if (step->kind == STEP_ENCODE) {
         encode(x, values, location_pointer(buffers, step->to));
     } else if (step->kind == STEP_REENCODE) {
-        reencode(x, values, scratch.sum, of, location_pointer(buffers, step->to));
+        reencode(x, values, scratch.floats, of, location_pointer(buffers, step->to));
     } else {
         void *to = span_target(&x->list, values->begin, values->nbytes, scratch.values);
         if (step->kind == STEP_DECODE)
             x->encoder.codec->decode(to, location_pointer(buffers, step->from), count, &x->encoder.options);
         else
-            end_sum(x, to, scratch.sum, of, count);
+            end_sum(x, to, scratch.floats, of, count);
         span_store(&x->list, values->begin, values->nbytes, to);
     }
     executor_release(x->exec, scratch.values);
 }
 
-static bool scatters(const struct collective *coll) { return coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER; }
-
-static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *coll, size_t nbytes, int size, int rank)
+static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *coll, size_t nbytes, int size, int rank,
+                               const struct network_cost *network)
 {
     return (struct c_lp_s){
         .exec = exec,
         .encoder = encoder_init(&exec->kernels, coll, rank),
-        .codes = coded_of(coll, nbytes, scatters(coll) ? (size_t)size : 1),
+        .codes = coded_of(coll, nbytes, size, NULL, network),
         .size = size,
-        .rank = rank,
         .prescale = coll->prescale_factor,
         .factor = collective_sum_factor(coll, size),
         .worker_residual = coll->worker_residual,
@@ -167,80 +149,54 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
     };
 }
 
-static void write_down(struct schedule *schedule, const struct c_lp_s *x, const struct collective *coll)
-{
-    if (scatters(coll))
-        schedule_scatter_gather(schedule, &x->codes);
-    else
-        schedule_exchange(schedule, &x->codes, NULL, x->size);
-}
-
 // Takes ownership of the list.
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
-    struct c_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
+    struct c_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
     if (!x)
         return exec->failure.status;
-    *x = c_lp_s_of(exec, coll, collective_nbytes(coll), group->size, group->rank);
+    *x = c_lp_s_of(exec, coll, collective_nbytes(coll), group->size, group->rank, &exec->network);
     x->list = plan->list;
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
-                                       .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, x->codes.cut.chunks, (size_t)x->size, &exec->network, gpu);
-    write_down(plan_begin(plan, group), x, coll);
+    if (gpu)
+        coded_on_gpu(&x->codes, gpu, &plan->operands);
+    coded_schedule(plan_begin(plan, group), coll, &x->codes, NULL);
     return BHVD_OK;
 }
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-// Of this rank's shard of a piece.
-static struct c_lp_s shard_of(const struct shards *shards, size_t piece)
+static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
+                           const struct step *step, unsigned char *const *buffers)
 {
     const struct collective *coll = shards->coll;
-    const struct byte_range mine = shards_mine(shards, piece);
-    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host);
+    struct c_lp_s x = c_lp_s_of(shards->exec, coll, mine.nbytes, shards->h->hosts, shards->h->host, &shards->network);
+    x.list = *shard;
     x.begin = mine.begin / x.codes.element;
     x.prescale = 1.0;                           // the prescale is applied within hosts
     if (x.worker_residual)
         x.worker_residual += x.begin;
-    if (x.server_residual && scatters(coll))
-        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.rank).begin;
-    codes_in_scratch(&x.codes, x.codes.cut.chunks, (size_t)x.size, &shards->network);
-    return x;
-}
-
-static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
-{
-    struct span span = shards_span(arg, (size_t)step->number, buffers);
-    struct c_lp_s x = shard_of(arg, (size_t)step->number);
-    x.list = (struct span_list){&span, 1, 1, span.nbytes};
+    if (x.server_residual && coded_scatters(coll))
+        x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.encoder.rank).begin;
     run_custom_step(&x, step, buffers);
 }
 
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct shards *shards = arg;
-    const struct c_lp_s x = shard_of(shards, piece);
-    (void)nbytes;
-    write_down(schedule, &x, shards->coll);
+    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, NULL, &shards->network);
+    coded_schedule(schedule, shards->coll, &codes, NULL);
 }
 
 // Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.
 static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll,
                               struct span_list *list, struct plan *plan)
 {
+    static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
     const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
     const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
-    const struct shards *shards = shards_plan(exec, group, coll, &within, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT,
-                                              list, plan);
-    if (!shards)
-        return exec->failure.status;
-    plan->operands.run_custom_step = run_shard_step;
-    plan->operands.exclusive_memory = collective_exclusive_memory(coll);
-    schedule_shards(&plan->schedule, shards->h, &shards->cut, write_shard, shards);
-    return BHVD_OK;
+    return shards_plan(exec, group, coll, &within, &work, list, plan);
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -249,7 +205,7 @@ bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective
                    struct plan *plan)
 {
     struct span_list list = {0};
-    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, coll, &list);
+    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, group, coll, &list, NULL);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && collective_nbytes(coll)) {

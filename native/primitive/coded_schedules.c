@@ -4,7 +4,7 @@
 
 // Three segments keep the processor and the wire busy. A link with high latency needs as many in flight as it holds, and as many
 // again, since slots are freed in order.
-enum { SLOTS = 3, SLOTS_MAX = 64, SLOTS_NBYTES = 8 << 20 };
+enum { SLOTS = 3, SLOTS_MAX = SCHEDULE_PIECES_MAX, SLOTS_NBYTES = 8 << 20 };
 
 static size_t slots_for(const struct network_cost *network, size_t nbytes)
 {
@@ -23,8 +23,9 @@ static size_t code_size(const struct codes *codes, struct segment_part part)
     return codes->codec ? bhvd_encoded_size(codes->codec, codes->dtype, count, &codes->options) : count * codes->element;
 }
 
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, const struct network_cost *network)
+void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network)
 {
+    const size_t own = codes->cut.chunks;
     const size_t stride = size_round_up(code_size(codes, segments_part(&codes->cut, 0, 0)), CACHE_LINE);
     const size_t slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;
@@ -44,138 +45,123 @@ static struct byte_range values_of(const struct codes *codes, struct segment_par
     return (struct byte_range){part.begin * codes->element, part.count * codes->element};
 }
 
+// Does another segment use the slot after this one?
+static bool is_used_again(const struct codes *codes, size_t s) { return s + codes->slots < segments_in_chunk(&codes->cut); }
+
 // ---------------------------------------------------------------------------------------------------- scatter, gather
 
-struct scatter_gather {
-    struct schedule *schedule;
-    const struct codes *codes;
-};
-
-static struct segment_part part_of(const struct scatter_gather *x, int k, size_t s)
-{
-    return segments_part(&x->codes->cut, (uint64_t)k, s);
-}
-
-static struct location own_at(const struct scatter_gather *x, int k, size_t s) { return code_at(x->codes, &x->codes->own, k, s); }
-
-static struct location received_at(const struct scatter_gather *x, int k, size_t s)
-{
-    return code_at(x->codes, &x->codes->received, k, s);
-}
-
 // The mean of rank k. If codes are decoded here, it reuses the slot of a code that is no longer needed.
-static struct location mean_at(const struct scatter_gather *x, int k, size_t s)
+static struct location mean_at(const struct codes *codes, int k, size_t s, int me)
 {
-    if (!x->codes->decodes)
-        return code_at(x->codes, &x->codes->results, k, s);
-    return k == x->schedule->rank ? own_at(x, k, s) : received_at(x, k, s);
+    const struct code_lay *lay = !codes->decodes ? &codes->results : k == me ? &codes->own : &codes->received;
+    return code_at(codes, lay, k, s);
 }
 
 // Sends every chunk's segment to its owner. Returns the step after which all ranks' codes for the own chunk have arrived. It need
 // not wait for the sends: a mean arrives only from a rank that has received this rank's code.
-static int scatter(const struct scatter_gather *x, size_t s, int after)
+static int scatter(struct schedule *schedule, const struct codes *codes, size_t s, int after)
 {
-    struct schedule *schedule = x->schedule;
     const int n = schedule->size, me = schedule->rank;
-    const size_t mine = code_size(x->codes, part_of(x, me, s));
+    const size_t mine = code_size(codes, segments_part(&codes->cut, (uint64_t)me, s));
     int came = after;
     for (int i = 0; i < n && mine; i++)
         if (i != me)
-            came = schedule_both(schedule, came, schedule_receive(schedule, i, received_at(x, i, s), mine, after));
+            came = schedule_both(schedule, came,
+                                 schedule_receive(schedule, i, code_at(codes, &codes->received, i, s), mine, after));
     for (int i = 0; i < n; i++) {
         const int k = (me + 1 + i) % n;         // each rank begins with a different owner; the own chunk comes last
-        const struct segment_part part = part_of(x, k, s);
-        const size_t nbytes = code_size(x->codes, part);
+        const struct segment_part part = segments_part(&codes->cut, (uint64_t)k, s);
+        const struct location own = code_at(codes, &codes->own, k, s);
+        const size_t nbytes = code_size(codes, part);
         if (!nbytes)
             continue;
-        const int made = x->codes->encodes ? schedule_encode(schedule, own_at(x, k, s), nbytes, values_of(x->codes, part), after)
-                                           : after;
+        const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), after) : after;
         if (k == me)
             came = schedule_both(schedule, came, made);
         else
-            schedule_send(schedule, k, own_at(x, k, s), nbytes, made);
+            schedule_send(schedule, k, own, nbytes, made);
     }
     return came;
 }
 
 // Sends the mean to all, and decodes theirs. Returns the step after which the slot is free, if it is used again.
-static int gather(const struct scatter_gather *x, size_t s, int came, bool again)
+static int gather(struct schedule *schedule, const struct codes *codes, size_t s, int came)
 {
-    struct schedule *schedule = x->schedule;
     const int me = schedule->rank;
-    const struct segment_part own = part_of(x, me, s);
-    const size_t mine = code_size(x->codes, own);
+    const struct segment_part own = segments_part(&codes->cut, (uint64_t)me, s);
+    const struct location mean = mean_at(codes, me, s, me);
+    const size_t mine = code_size(codes, own);
+    const bool again = is_used_again(codes, s);
     int reencoded = came, done = STEP_NONE;
     if (mine)
-        reencoded = schedule_reencode(schedule, mean_at(x, me, s), mine, received_at(x, 0, s), own_at(x, me, s),
-                                      values_of(x->codes, own), came);
+        reencoded = schedule_reencode(schedule, mean, mine, code_at(codes, &codes->received, 0, s),
+                                      code_at(codes, &codes->own, me, s), values_of(codes, own), came);
     for (int i = 0; i < schedule->size; i++) {
         const int k = (me + i) % schedule->size;
-        const struct segment_part part = part_of(x, k, s);
-        const size_t nbytes = code_size(x->codes, part);
+        const struct segment_part part = segments_part(&codes->cut, (uint64_t)k, s);
+        const struct location theirs = mean_at(codes, k, s, me);
+        const size_t nbytes = code_size(codes, part);
         int there = reencoded;
         if (k != me && mine) {
-            const int sent = schedule_send(schedule, k, mean_at(x, me, s), mine, reencoded);
+            const int sent = schedule_send(schedule, k, mean, mine, reencoded);
             done = again ? schedule_both(schedule, done, sent) : done;
         }
         if (k != me && nbytes)
-            there = schedule_receive(schedule, k, mean_at(x, k, s), nbytes, reencoded);
-        if (nbytes && x->codes->decodes)
-            there = schedule_decode(schedule, mean_at(x, k, s), nbytes, values_of(x->codes, part), there);
+            there = schedule_receive(schedule, k, theirs, nbytes, reencoded);
+        if (nbytes && codes->decodes)
+            there = schedule_decode(schedule, theirs, nbytes, values_of(codes, part), there);
         done = again ? schedule_both(schedule, done, there) : done;
     }
     return done;
 }
 
-// For the last segments: the steps after which their slots are free again.
-struct freed {
-    int after[SLOTS_MAX];
-};
-
-static int slot_is_free(const struct freed *freed, const struct codes *codes, size_t s)
+static int scatter_gather(const void *codes, struct schedule *schedule, size_t s, int after)
 {
-    return s < codes->slots ? STEP_NONE : freed->after[(s - codes->slots) % SLOTS_MAX];
+    return gather(schedule, codes, s, scatter(schedule, codes, s, after));
 }
 
 void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes)
 {
-    const struct scatter_gather x = {schedule, codes};
-    const size_t segments = segments_in_chunk(&codes->cut);
-    struct freed freed = {{0}};
-    for (size_t s = 0; s < segments; s++) {
-        const int came = scatter(&x, s, slot_is_free(&freed, codes, s));
-        freed.after[s % SLOTS_MAX] = gather(&x, s, came, s + codes->slots < segments);
-    }
+    schedule_pieces(schedule, segments_in_chunk(&codes->cut), codes->slots, scatter_gather, NULL, codes);
 }
 
 // ----------------------------------------------------------------------------------------------------------- exchange
 
+struct exchange {
+    const struct codes *codes;
+    const int *peers;
+    int count;
+};
+
+static int exchange(const void *arg, struct schedule *schedule, size_t s, int after)
+{
+    const struct exchange *x = arg;
+    const struct codes *codes = x->codes;
+    const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
+    const struct segment_part part = segments_part(&codes->cut, 0, s);
+    const size_t nbytes = code_size(codes, part);
+    const struct location own = code_at(codes, &codes->own, 0, s);
+    const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), after) : after;
+    const bool again = is_used_again(codes, s), is_awaited = again || !codes->encodes;
+    int sent = STEP_NONE, there = made;
+    for (int i = 0; i < x->count; i++) {
+        const int p = x->peers ? i : (schedule->rank + 1 + i) % x->count, peer = x->peers ? x->peers[p] : p;     // staggered
+        if (peer == schedule->rank)
+            continue;
+        const int gone = schedule_send(schedule, peer, own, nbytes, made);
+        sent = is_awaited ? schedule_both(schedule, sent, gone) : sent;
+        there = schedule_both(schedule, there,
+                              schedule_receive(schedule, peer, code_at(codes, theirs, p, s), nbytes, after));
+    }
+    // If the own code is the values, the result may overwrite it.
+    if (codes->decodes)
+        there = schedule_combine(schedule, code_at(codes, theirs, 0, s), own, nbytes, values_of(codes, part),
+                                 codes->encodes ? there : schedule_both(schedule, there, sent));
+    return again ? schedule_both(schedule, there, sent) : STEP_NONE;
+}
+
 void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count)
 {
-    const size_t segments = segments_in_chunk(&codes->cut);
-    const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
-    struct freed freed = {{0}};
-    for (size_t s = 0; s < segments; s++) {
-        const struct segment_part part = segments_part(&codes->cut, 0, s);
-        const size_t nbytes = code_size(codes, part);
-        const struct location own = code_at(codes, &codes->own, 0, s);
-        const int free = slot_is_free(&freed, codes, s);
-        const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), free) : free;
-        const bool is_awaited = s + codes->slots < segments || !codes->encodes;
-        int sent = STEP_NONE, there = made;
-        for (int i = 0; i < count; i++) {
-            const int p = peers ? i : (schedule->rank + 1 + i) % count, peer = peers ? peers[p] : p;     // staggered
-            if (peer == schedule->rank)
-                continue;
-            const int gone = schedule_send(schedule, peer, own, nbytes, made);
-            sent = is_awaited ? schedule_both(schedule, sent, gone) : sent;
-            there = schedule_both(schedule, there,
-                                  schedule_receive(schedule, peer, code_at(codes, theirs, p, s), nbytes, free));
-        }
-        // If the own code is the values, the result may overwrite it.
-        if (codes->decodes)
-            there = schedule_combine(schedule, code_at(codes, theirs, 0, s), own, nbytes, values_of(codes, part),
-                                     codes->encodes ? there : schedule_both(schedule, there, sent));
-        freed.after[s % SLOTS_MAX] = s + codes->slots < segments ? schedule_both(schedule, there, sent) : STEP_NONE;
-    }
+    const struct exchange x = {codes, peers, count};
+    schedule_pieces(schedule, segments_in_chunk(&codes->cut), codes->slots, exchange, NULL, &x);
 }

@@ -29,9 +29,9 @@ struct codes {
     bool decodes;               // otherwise the codes of the result are only received into `results`
 };
 
-// For codes made and decoded here: slots in scratch memory. Each segment has `own` codes of this rank and `received` codes of
-// others. network: determines the number of slots.
-void codes_in_scratch(struct codes *codes, size_t own, size_t received, const struct network_cost *network);
+// For codes made and decoded here: slots in scratch memory. Each segment has a code of this rank for every chunk, and `received`
+// codes of others. network: determines the number of slots.
+void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network);
 
 // C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
 // result to all. own, received, results: k is the rank that owns the chunk, or that sent it.

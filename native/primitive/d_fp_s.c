@@ -13,16 +13,14 @@
 // Cost: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
 #include "executor/hierarchy.h"
-#include "primitive/coded_schedules.h"
-#include "primitive/peers.h"
-#include "primitive/primitive.h"
+#include "primitive/coded.h"
 
 struct d_fp_s {
     struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
     struct peers peers;
-    bhvd_dtype dtype, wide;     // of the values; of the sum: float32, or float64
+    bhvd_dtype wide;            // of the sum: float32, or float64
     double weight;              // of each value, or of the sum of values multiplied by their shares
     struct shares shares;
     bool is_weighted;           // the shares differ
@@ -41,26 +39,26 @@ static const unsigned char *received_at(const struct d_fp_s *a, const struct seg
 // Returns the values in the type of the sum: themselves, or converted into `scratch`.
 static const void *widen(const struct d_fp_s *a, void *scratch, const void *values, size_t count)
 {
-    if (a->dtype == a->wide)
+    if (a->codes.dtype == a->wide)
         return values;
-    a->exec->kernels.to_float[a->dtype](scratch, values, count);
+    a->exec->kernels.to_float[a->codes.dtype](scratch, values, count);
     return scratch;
 }
 
 // dst = weight * sum
 static void store(const struct d_fp_s *a, const struct segment *segment, void *dst, const void *sum, size_t count)
 {
-    void *to = a->dtype == a->wide ? dst : segment->sum;
+    void *to = a->codes.dtype == a->wide ? dst : segment->sum;
     a->exec->kernels.scale[a->wide](to, sum, a->weight, count);
-    if (a->dtype != a->wide)
-        a->exec->kernels.from_float[a->dtype](dst, to, count);
+    if (a->codes.dtype != a->wide)
+        a->exec->kernels.from_float[a->codes.dtype](dst, to, count);
 }
 
 // dst = weight * (mine + times * all received)
 static void average(const struct d_fp_s *a, const struct segment *segment, void *dst, size_t count)
 {
     const kernel_reduce_fn add = a->exec->kernels.reduce[KERNEL_SUM][a->wide];
-    void *to = a->dtype == a->wide ? dst : segment->sum;
+    void *to = a->codes.dtype == a->wide ? dst : segment->sum;
     const void *sum = widen(a, segment->sum, segment->mine, count);
     for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = to)
         add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->peers.count), count), count);
@@ -139,18 +137,15 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size,
                                int rank, const struct span_list *list, const struct network_cost *network)
 {
-    const bhvd_dtype dtype = coll->tensors[0].dtype;
-    const size_t element = bhvd_dtype_size(dtype);
+    const struct peers peers = primitive_peers(coll, size, rank);
     struct d_fp_s a = {
         .exec = exec,
-        .codes = {.cut = {list->nbytes / element, 1, PLAIN_SEGMENT_NBYTES / element}, .element = element},
+        .codes = coded_of(coll, list->nbytes, size, &peers, network),
         .list = *list,
-        .peers = peers_of(coll->topology, size, rank, coll->round),
-        .dtype = dtype,
-        .wide = dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
+        .peers = peers,
+        .wide = coll->tensors[0].dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
     weigh(&a, hosts, rank, coll->topology);
-    codes_in_scratch(&a.codes, 1, PEERS_MAX, network);
     if (list->count == 1) {
         a.codes.encodes = false;
         a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
@@ -162,66 +157,56 @@ static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *c
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               struct span_list *list, struct plan *plan)
 {
-    struct d_fp_s *a = primitive_create(exec, sizeof *a, list, plan);
+    struct d_fp_s *a = primitive_create(exec, sizeof *a, coll, run_custom_step, list, plan);
     if (!a)
         return exec->failure.status;
     *a = d_fp_s_of(exec, coll, NULL, group->size, group->rank, &plan->list, &exec->network);
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = a, .input = plan->list.spans[0].src};
-    schedule_exchange(plan_begin(plan, group), &a->codes, a->peers.index, a->peers.count);
+    plan->operands.input = plan->list.spans[0].src;
+    coded_schedule(plan_begin(plan, group), coll, &a->codes, &a->peers);
     return BHVD_OK;
 }
 
 // ----------------------------------------------------------------------------------------------------------- of hosts
 
-static struct d_fp_s shard_of(const struct shards *shards, struct span *span)
+static struct d_fp_s shard_of(const struct shards *shards, const struct span_list *shard)
 {
-    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host,
-                     &(struct span_list){span, 1, 1, span->nbytes}, &shards->network);
+    return d_fp_s_of(shards->exec, shards->coll, shards->h, shards->h->hosts, shards->h->host, shard, &shards->network);
 }
 
-static void run_shard_step(void *arg, const struct step *step, unsigned char *const *buffers)
+static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
+                           const struct step *step, unsigned char *const *buffers)
 {
-    struct span span = shards_span(arg, (size_t)step->number, buffers);
-    struct d_fp_s a = shard_of(arg, &span);
+    struct d_fp_s a = shard_of(shards, shard);
+    (void)mine;
     run_custom_step(&a, step, buffers);
 }
 
 // Without peers the shard stays as it is.
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct d_fp_s a = shard_of(arg, &(struct span){.nbytes = nbytes});
-    (void)piece;
+    const struct d_fp_s a = shard_of(shards, &(struct span_list){.count = 1, .nbytes = mine.nbytes});
     if (a.peers.count)
-        schedule_exchange(schedule, &a.codes, a.peers.index, a.peers.count);
+        coded_schedule(schedule, shards->coll, &a.codes, &a.peers);
 }
 
 // The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
 static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
                                  struct plan *plan)
 {
+    static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     const struct hierarchy *h = group->hierarchy;
     const int members = h ? h->local->size : group->size;
     const struct reduction mean = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, 1.0, 1.0 / members);
-    if (!h)
-        return allreduce_shared(exec, group, &mean, list);
-    const struct shards *shards = shards_plan(exec, group, coll, &mean, PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, list,
-                                              plan);
-    if (!shards)
-        return exec->failure.status;
-    plan->operands.run_custom_step = run_shard_step;
-    schedule_shards(&plan->schedule, h, &shards->cut, write_shard, shards);
-    return BHVD_OK;
+    return h ? shards_plan(exec, group, coll, &mean, &work, list, plan) : allreduce_shared(exec, group, &mean, list);
 }
 
 bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
-    if (!status)
-        status = primitive_spans(exec, coll, &list);
+    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = average_hosts(exec, group, &list, coll, out);
-    } else if (!status && list.nbytes && peers_of(coll->topology, group->size, group->rank, coll->round).count) {
+    } else if (!status && list.nbytes && primitive_peers(coll, group->size, group->rank).count) {
         status = plan_among(exec, group, coll, &list, out);
     } else if (!status) {
         keep(&list);

@@ -30,7 +30,6 @@
 #include "collective/pipelines.h"
 #include "executor/hierarchy.h"
 #include "primitive/coded.h"
-#include "primitive/peers.h"
 
 enum { PIECES = 32 };       // segments in flight per host, at most: enough for a link with high latency
 
@@ -45,51 +44,34 @@ struct d_lp_s {
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's weights, adjusted for the sizes of hosts
 };
 
-// Scratch memory of one step: a segment in the dtype, in float32, and as doubles.
-struct scratch {
-    unsigned char *result;
-    float *mixed;
-    void *term;
-};
-
-static bool make_scratch(struct d_lp_s *x, struct scratch *scratch)
-{
-    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
-    const size_t values = size_round_up(longest * x->encoder.element, CACHE_LINE);
-    const size_t floats = size_round_up(longest * sizeof(float), CACHE_LINE);
-    unsigned char *memory = coded_scratch(x->exec, &x->encoder, &x->codes, values + 3 * floats);
-    if (memory)
-        *scratch = (struct scratch){memory, (float *)(void *)(memory + values), memory + values + floats};
-    return memory;
-}
-
 // dst = weights[0] values + the other weights times the replicas, for the elements from `begin` on.
-static void mix(const struct d_lp_s *x, const struct scratch *scratch, void *dst, const void *values, const double *weights,
+static void mix(const struct d_lp_s *x, const struct coded_scratch *scratch, void *dst, const void *values, const double *weights,
                 size_t begin, size_t count)
 {
     const struct kernel_table *kernels = &x->exec->kernels;
     const bhvd_dtype dtype = x->encoder.dtype;
+    float *term = scratch->floats, *mixed = term + 2 * count;       // a term may be in double
     bool is_first = true;
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
         const float *replica = x->coll->replicas[r] + begin;
-        kernels->scale[BHVD_FLOAT32](is_first ? scratch->mixed : scratch->term, replica, weights[1 + r], count);
+        kernels->scale[BHVD_FLOAT32](is_first ? mixed : term, replica, weights[1 + r], count);
         if (!is_first)
-            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->mixed, scratch->term, count);
+            kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](mixed, mixed, term, count);
         is_first = false;
     }
     if (weights[0] == 0) {
-        kernels->from_float[dtype](dst, scratch->mixed, count);
+        kernels->from_float[dtype](dst, mixed, count);
     } else if (dtype == BHVD_FLOAT64) {
-        kernels->from_float[dtype](scratch->term, scratch->mixed, count);
+        kernels->from_float[dtype](term, mixed, count);
         kernels->scale[dtype](dst, values, weights[0], count);
-        kernels->reduce[KERNEL_SUM][dtype](dst, dst, scratch->term, count);
+        kernels->reduce[KERNEL_SUM][dtype](dst, dst, term, count);
     } else {
-        kernels->to_float[dtype](scratch->term, values, count);
-        kernels->scale[BHVD_FLOAT32](scratch->term, scratch->term, weights[0], count);
-        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](scratch->mixed, scratch->term, scratch->mixed, count);
-        kernels->from_float[dtype](dst, scratch->mixed, count);
+        kernels->to_float[dtype](term, values, count);
+        kernels->scale[BHVD_FLOAT32](term, term, weights[0], count);
+        kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](mixed, term, mixed, count);
+        kernels->from_float[dtype](dst, mixed, count);
     }
 }
 
@@ -99,7 +81,8 @@ static size_t element_of(const struct d_lp_s *x, const struct byte_range *values
     return x->begin + values->begin / x->encoder.element;
 }
 
-static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values, unsigned char *code)
+static void encode(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values,
+                   unsigned char *code)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
@@ -110,53 +93,53 @@ static void encode(struct d_lp_s *x, const struct scratch *scratch, const struct
     encoder_encode(&x->encoder, code, value, count, NULL, ENCODER_VALUES, begin);
 }
 
-static void store_result(const struct d_lp_s *x, const struct scratch *scratch, const struct byte_range *values)
+static void store_result(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values)
 {
     const size_t begin = element_of(x, values), offset = begin * x->encoder.element;
-    void *to = span_target(&x->results, offset, values->nbytes, scratch->result);
+    void *to = span_target(&x->results, offset, values->nbytes, scratch->values);
     mix(x, scratch, to, span_source(&x->list, values->begin, values->nbytes, x->encoder.value), x->after, begin,
         values->nbytes / x->encoder.element);
     span_store(&x->results, offset, values->nbytes, to);
 }
 
-// replicas += D(codes); peers NULL: there are none.
-static void combine(struct d_lp_s *x, const struct byte_range *values, const unsigned char *own, const unsigned char *peers)
+// replicas += D(codes)
+static void combine(const struct d_lp_s *x, const struct coded_scratch *scratch, const struct byte_range *values,
+                    const unsigned char *own, const unsigned char *peers)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
     const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
-    struct scratch scratch;
-    if (!make_scratch(x, &scratch))
-        return;
     for (int r = 0; r < REPLICAS; r++)
         if (x->coll->replicas[r])
             x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
     if (x->coll->mixes_after)
-        store_result(x, &scratch, values);
-    executor_release(x->exec, scratch.result);
+        store_result(x, scratch, values);
 }
 
 static void run_custom_step(void *arg, const struct step *step, unsigned char *const *buffers)
 {
     struct d_lp_s *x = arg;
-    struct scratch scratch;
-    if (step->kind == STEP_COMBINE) {
-        combine(x, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
-    } else if (make_scratch(x, &scratch)) {
+    const size_t longest = segments_part(&x->codes.cut, 0, 0).count;
+    const struct coded_scratch scratch = coded_acquire(x->exec, &x->encoder, &x->codes, 3 * longest);
+    if (!scratch.values)
+        return;
+    if (step->kind == STEP_COMBINE)
+        combine(x, &scratch, &step->values, location_pointer(buffers, step->other), location_pointer(buffers, step->from));
+    else
         encode(x, &scratch, &step->values, location_pointer(buffers, step->to));
-        executor_release(x->exec, scratch.result);
-    }
+    executor_release(x->exec, scratch.values);
 }
 
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
 static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *coll, int n, int me)
 {
+    const struct peers peers = primitive_peers(coll, n, me);
     struct d_lp_s x = {
         .exec = exec,
         .coll = coll,
         .encoder = encoder_init(&exec->kernels, coll, me),
-        .codes = coded_of(coll, collective_nbytes(coll), 1),
-        .peers = peers_of(BHVD_TOPOLOGY_RING, n, me, 0),
+        .codes = coded_of(coll, collective_nbytes(coll), n, &peers, &exec->network),
+        .peers = peers,
     };
     memcpy(x.before, coll->before, sizeof x.before);
     memcpy(x.after, coll->after, sizeof x.after);
@@ -167,15 +150,14 @@ static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *c
 static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
-    struct d_lp_s *x = primitive_create(exec, sizeof *x, list, plan);
+    struct d_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
     if (!x)
         return exec->failure.status;
     *x = d_lp_s_of(exec, coll, group->size, group->rank);
     x->list = x->results = plan->list;
-    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = x,
-                                       .exclusive_memory = collective_exclusive_memory(coll)};
-    coded_plan(plan, &x->codes, 1, (size_t)x->peers.count, &exec->network, gpu);
-    schedule_exchange(plan_begin(plan, group), &x->codes, x->peers.index, x->peers.count);
+    if (gpu)
+        coded_on_gpu(&x->codes, gpu, &plan->operands);
+    coded_schedule(plan_begin(plan, group), coll, &x->codes, &x->peers);
     return BHVD_OK;
 }
 
@@ -201,7 +183,7 @@ struct host_ring {
     struct d_lp_s all;
     struct group *local;
     struct reduction mean;
-    size_t mean_nbytes, code_nbytes;    // in a place
+    size_t mean_nbytes;                 // in a place
     struct span_list piece;             // the piece being reduced, from values to their mean
     struct allreduce_pipeline reducing;
     struct broadcast_pipeline distributing;
@@ -214,7 +196,7 @@ static struct segment_part part_of(const struct host_ring *ring, size_t piece)
 
 static size_t place_of(const struct host_ring *ring, size_t piece)
 {
-    return piece % PIECES * (ring->mean_nbytes + (size_t)(1 + ring->all.peers.count) * ring->code_nbytes);
+    return piece % PIECES * (ring->mean_nbytes + ring->all.codes.own.segment);
 }
 
 static struct location codes_of(const struct host_ring *ring, size_t piece)
@@ -253,9 +235,10 @@ static void run_ring_step(void *arg, const struct step *step, unsigned char *con
     run_custom_step(&x, step, buffers);
 }
 
-// after: the step after which the place is free. Returns the step after which its codes may be distributed.
-static int begin_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int after)
+// Returns the step after which the codes may be distributed.
+static int begin_piece(const void *arg, struct schedule *schedule, size_t piece, int after)
 {
+    const struct host_ring *ring = arg;
     const struct d_lp_s *all = &ring->all;
     const struct segment_part part = part_of(ring, piece);
     const struct location place = in_buffer(SCRATCH_BUFFER, place_of(ring, piece));
@@ -265,43 +248,28 @@ static int begin_piece(struct schedule *schedule, const struct host_ring *ring, 
     if (ring->local->rank)
         return reduced;
     codes.cut = (struct segments){part.count, 1, ENCODER_SEGMENT};
-    codes.slots = 1;
-    codes.encodes = true;
     codes.decodes = false;
-    codes.own = (struct code_lay){SCRATCH_BUFFER, 0, 0, 0, false};
-    codes.results = (struct code_lay){SCRATCH_BUFFER, ring->code_nbytes, ring->code_nbytes, 0, false};
+    codes.results = codes.received;
     const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
     schedule_begin_part(schedule, &exchange);
-    schedule_exchange(schedule, &codes, all->peers.index, all->peers.count);
+    coded_schedule(schedule, all->coll, &codes, &all->peers);
     return schedule_end_part(schedule);
 }
 
-// Returns the step after which the place is free.
-static int end_piece(struct schedule *schedule, const struct host_ring *ring, size_t piece, int exchanged)
+static int end_piece(const void *arg, struct schedule *schedule, size_t piece, int exchanged)
 {
-    const size_t nbytes = (size_t)(1 + ring->all.peers.count) * ring->code_nbytes;
+    const struct host_ring *ring = arg;
+    const struct codes *all = &ring->all.codes;
+    const size_t nbytes = all->own.segment;
     const struct location codes = codes_of(ring, piece);
-    const struct byte_range values = {0, part_of(ring, piece).count * ring->all.codes.element};
+    const struct byte_range values = {0, part_of(ring, piece).count * all->element};
     const int distributed = schedule_distribute_within(schedule, (int)piece, codes, nbytes, (struct byte_range){0, nbytes},
                                                        exchanged);
     const struct schedule_part combination = {(int)piece, distributed, {[SCRATCH_BUFFER] = codes}};
     schedule_begin_part(schedule, &combination);
-    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, ring->code_nbytes);
-    schedule_combine(schedule, theirs, own, ring->code_nbytes, values, STEP_NONE);
+    const struct location own = in_buffer(SCRATCH_BUFFER, 0), theirs = in_buffer(SCRATCH_BUFFER, all->received.at);
+    schedule_combine(schedule, theirs, own, all->received.each, values, STEP_NONE);
     return schedule_end_part(schedule);
-}
-
-static void write_ring(struct schedule *schedule, const struct host_ring *ring)
-{
-    const size_t pieces = segments_in_chunk(&ring->all.codes.cut);
-    int exchanged[PIECES], free[PIECES];
-    for (size_t i = 0; i < pieces + PIECES; i++) {
-        const size_t at = i % PIECES;
-        if (i >= PIECES && i - PIECES < pieces)
-            free[at] = end_piece(schedule, ring, i - PIECES, exchanged[at]);
-        if (i < pieces)
-            exchanged[at] = begin_piece(schedule, ring, i, i < PIECES ? STEP_NONE : free[at]);
-    }
 }
 
 // Takes ownership of the list.
@@ -310,7 +278,7 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
 {
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     const size_t spans = list->count;
-    struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), list, plan);
+    struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), coll, run_ring_step, list, plan);
     if (!ring)
         return exec->failure.status;
     struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
@@ -320,18 +288,17 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
         weigh(h, &x.peers, x.after);
     }
     x.list = x.results = plan->list;
-    x.codes.received.each = encoder_stride(&x.encoder, longest);
     *ring = (struct host_ring){
         .all = x,
         .local = h ? h->local : group,
         .mean_nbytes = size_round_up(longest * x.codes.element, CACHE_LINE),
-        .code_nbytes = x.codes.received.each,
         .piece = {.spans = (struct span *)(ring + 1), .capacity = spans},
     };
     ring->mean = reduction_of(&exec->kernels, KERNEL_SUM, x.encoder.dtype, 1.0, 1.0 / ring->local->size);
-    plan->operands = (struct operands){.run_custom_step = run_ring_step, .begin_pipeline = begin_pipeline, .local = ring->local,
-                                       .arg = ring, .exclusive_memory = collective_exclusive_memory(coll)};
-    write_ring(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), ring);
+    plan->operands.begin_pipeline = begin_pipeline;
+    plan->operands.local = ring->local;
+    schedule_pieces(plan_begin(plan, h && h->index == 0 ? h->cross : ring->local), segments_in_chunk(&x.codes.cut), PIECES,
+                    begin_piece, end_piece, ring);
     return BHVD_OK;
 }
 
@@ -341,9 +308,7 @@ bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective
                    struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    bhvd_status status = coll->hierarchical ? primitive_check_hosts(exec, group, error) : BHVD_OK;
-    if (!status)
-        status = primitive_spans(exec, coll, &list);
+    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
     if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
         status = plan_hosts(exec, group, coll, &list, plan);
     } else if (!status && list.nbytes) {

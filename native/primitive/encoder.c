@@ -15,17 +15,6 @@ struct encoder encoder_init(const struct kernel_table *kernels, const struct col
     };
 }
 
-size_t encoder_scratch_size(const struct encoder *e, size_t count)
-{
-    return size_round_up(count * e->element, CACHE_LINE) + size_round_up(count * sizeof(float), CACHE_LINE);
-}
-
-void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count)
-{
-    e->value = scratch;
-    e->wide = (float *)(scratch + size_round_up(count * e->element, CACHE_LINE));
-}
-
 size_t encoder_stride(const struct encoder *e, size_t count)
 {
     return count ? size_round_up(e->codec->encoded_size(e->dtype, count, &e->options), CACHE_LINE) : 0;
@@ -45,7 +34,7 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
 {
     const struct kernel_table *kernels = e->kernels;
     struct bhvd_codec_options options = e->options;
-    options.seed = segments_mix(encoder_own_seed(e, pass), begin);
+    options.seed = segments_mix(encoder_seed(e, pass), begin);
     if (!residual) {
         e->codec->encode(code, value, count, &options);
         return;

@@ -36,10 +36,6 @@ static inline const struct kernel_transform *encoder_transform(const struct enco
     return e->codec->transform.encode ? &e->codec->transform : NULL;
 }
 
-// Bytes of scratch, 64-byte aligned, to encode segments of `count` elements.
-size_t encoder_scratch_size(const struct encoder *e, size_t count);
-void encoder_set_scratch(struct encoder *e, unsigned char *scratch, size_t count);
-
 // Bytes of a segment's code, rounded up to whole cache lines, to lay out buffers.
 size_t encoder_stride(const struct encoder *e, size_t count);
 
@@ -49,13 +45,8 @@ void encoder_encode(const struct encoder *e, unsigned char *code, const void *va
                     enum encoder_pass pass, size_t begin);
 
 // Mixed with the offset of each segment to get its seed.
-static inline uint64_t encoder_seed(uint64_t seed, int rank, enum encoder_pass pass)
+static inline uint64_t encoder_seed(const struct encoder *e, enum encoder_pass pass)
 {
-    return segments_mix(segments_mix(seed, (uint64_t)rank), pass);
-}
-
-// The same for the encoder's own rank.
-static inline uint64_t encoder_own_seed(const struct encoder *e, enum encoder_pass pass)
-{
-    return encoder_transform(e) ? encoder_seed(e->options.seed, 0, ENCODER_VALUES) : encoder_seed(e->options.seed, e->rank, pass);
+    const bool is_common = encoder_transform(e);
+    return segments_mix(segments_mix(e->options.seed, is_common ? 0 : (uint64_t)e->rank), is_common ? ENCODER_VALUES : pass);
 }

@@ -5,44 +5,9 @@
 #include "base/status.h"
 #include "executor/hierarchy.h"
 
-bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list)
-{
-    for (size_t t = 0; t < coll->tensor_count; t++) {
-        struct tensor *tensor = &coll->tensors[t];
-        if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
-            return exec->failure.status;
-        if (!span_list_add(list, tensor))
-            return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
-    }
-    return BHVD_OK;
-}
-
-void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan)
-{
-    void *primitive = malloc(size);
-    if (!primitive) {
-        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
-        return NULL;
-    }
-    plan->release = free;
-    plan->list = *list;
-    *list = (struct span_list){0};
-    return primitive;
-}
-
 static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
 
-bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical)
-{
-    return hierarchical && (kind == BHVD_C_LP_S ? group->hierarchy != NULL : shares_memory(group));
-}
-
-int primitive_hosts(const struct group *group)
-{
-    return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
-}
-
-bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
+static bhvd_status check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error)
 {
     const int *host_of = exec->connections.host_of;
     for (int i = 0; i < group->size && !shares_memory(group); i++) {
@@ -54,4 +19,45 @@ bhvd_status primitive_check_hosts(const struct executor *exec, const struct grou
         }
     }
     return BHVD_OK;
+}
+
+bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
+                            struct bhvd_error *error)
+{
+    const bool needs_hosts = coll->hierarchical && coll->kind != BHVD_C_LP_S;
+    const bhvd_status status = needs_hosts ? check_hosts(exec, group, error) : BHVD_OK;
+    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+        struct tensor *tensor = &coll->tensors[t];
+        if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
+            return exec->failure.status;
+        if (!span_list_add(list, tensor))
+            return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
+    }
+    return status;
+}
+
+void *primitive_create(struct executor *exec, size_t size, const struct collective *coll, run_custom_step_fn run_custom_step,
+                       struct span_list *list, struct plan *plan)
+{
+    void *primitive = malloc(size);
+    if (!primitive) {
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
+        return NULL;
+    }
+    plan->release = free;
+    plan->operands = (struct operands){.run_custom_step = run_custom_step, .arg = primitive,
+                                       .exclusive_memory = collective_exclusive_memory(coll)};
+    plan->list = *list;
+    *list = (struct span_list){0};
+    return primitive;
+}
+
+bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical)
+{
+    return hierarchical && (kind == BHVD_C_LP_S ? group->hierarchy != NULL : shares_memory(group));
+}
+
+int primitive_hosts(const struct group *group)
+{
+    return group->hierarchy ? group->hierarchy->hosts : shares_memory(group) ? 1 : group->size;
 }

@@ -11,25 +11,32 @@
 #include "collective/shards.h"
 #include "executor/collective.h"
 #include "executor/plan.h"
+#include "primitive/peers.h"
 
 // The operation's tensors as one vector. Allocates results for which the caller gave no memory; d_lp_s may have none. list: must be
-// empty; end it with span_list_fini, on errors too.
-bhvd_status primitive_spans(struct executor *exec, struct collective *coll, struct span_list *list);
+// empty; end it with span_list_fini, on errors too. BHVD_ERR_UNSUPPORTED, on all members: a decentralized operation between hosts,
+// some of which hold several members without a shared-memory area (transport/shm_segment.h).
+bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
+                            struct bhvd_error *error);
 
 // Whether such an operation is two-level in this group. It is if some host holds several members with shared memory (two ranks over
 // transport tcp are two hosts); for C_LP_S there must also be several hosts.
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
 // Number of participants of a decentralized primitive that is two-level where possible: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
-// BHVD_ERR_UNSUPPORTED if several members on a host have no shared-memory area (transport/shm_segment.h), else BHVD_OK. The result
-// is the same on all members.
-bhvd_status primitive_check_hosts(const struct executor *exec, const struct group *group, struct bhvd_error *error);
 
-// Allocates `size` bytes for the primitive's state while its plan is executed. Takes ownership of the list; the plan frees both.
-// NULL: out of memory; the executor has failed.
-void *primitive_create(struct executor *exec, size_t size, struct span_list *list, struct plan *plan);
+// Participant i's peers among n.
+static inline struct peers primitive_peers(const struct collective *coll, int n, int i)
+{
+    return peers_of(coll->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : coll->topology, n, i, coll->round);
+}
 
-// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is encoded in segments.
+// Allocates `size` bytes for the primitive's state while its plan is executed, for its custom steps. Takes ownership of the list;
+// the plan frees both. NULL: out of memory; the executor has failed.
+void *primitive_create(struct executor *exec, size_t size, const struct collective *coll, run_custom_step_fn run_custom_step,
+                       struct span_list *list, struct plan *plan);
+
+// A primitive between hosts works on shards of the vector (collective/shards.h): large ones, since each is sent in segments.
 enum { PRIMITIVE_SHARD_BYTES = 16 << 20, PRIMITIVE_SHARDS_IN_FLIGHT = 2 };
 
 // Codes that the caller has made and will decode: the rank's own, and a buffer for those that form the result. Code k of segment s

@@ -4,9 +4,7 @@
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/tree.h"
 #include "core/negotiation/window.h"
-#include "primitive/coded_schedules.h"
-#include "primitive/encoder.h"
-#include "primitive/peers.h"
+#include "primitive/coded.h"
 #include "simulation/simulator.h"
 
 enum { AGREEING_NBYTES = 32 };      // approximate size of a control frame with known names
@@ -44,24 +42,18 @@ static bool is_inline(const struct operations *operations, int size, const struc
            inline_payload_is_chosen(operations->path, size <= TREE_STAR_RANKS);
 }
 
-// Writes the same schedule as c_lp_s.c, d_fp_s.c or d_lp_s.c.
 static void write_primitive(const struct bhvd_simulated *what, const struct network_cost *network, struct schedule *schedule)
 {
-    const size_t n = (size_t)schedule->size, element = bhvd_dtype_size((bhvd_dtype)what->dtype);
-    const bool is_coded = what->kind != BHVD_D_FP_S, is_central = what->kind == BHVD_C_LP_S;
-    const bool scatters = is_central && what->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-    struct codes codes = {.cut = {what->nbytes / element, scatters ? n : 1, is_coded ? ENCODER_SEGMENT : PLAIN_SEGMENT_NBYTES / element},
-                          .element = element, .codec = is_coded ? (bhvd_codec)what->codec : BHVD_CODEC_NONE,
-                          .dtype = (bhvd_dtype)what->dtype, .options.parameter = what->codec_parameter};
-    const struct peers peers = peers_of(what->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : (bhvd_topology)what->topology,
-                                        schedule->size, schedule->rank, what->round);
-    if (!codes.cut.count || (!is_central && !peers.count))
-        return;
-    codes_in_scratch(&codes, scatters ? n : 1, is_central ? n : PEERS_MAX, network);
-    if (scatters)
-        schedule_scatter_gather(schedule, &codes);
-    else
-        schedule_exchange(schedule, &codes, is_central ? NULL : peers.index, is_central ? schedule->size : peers.count);
+    struct tensor tensor = {.dtype = (bhvd_dtype)what->dtype};
+    const struct collective coll = {.kind = (bhvd_kind)what->kind, .codec = (bhvd_codec)what->codec,
+                                    .codec_options.parameter = what->codec_parameter,
+                                    .exchange = (bhvd_exchange)what->exchange, .topology = (bhvd_topology)what->topology,
+                                    .round = what->round, .tensors = &tensor};
+    const struct peers of_rank = primitive_peers(&coll, schedule->size, schedule->rank);
+    const struct peers *peers = what->kind == BHVD_C_LP_S ? NULL : &of_rank;
+    const struct codes codes = coded_of(&coll, what->nbytes, schedule->size, peers, network);
+    if (!peers || peers->count)
+        coded_schedule(schedule, &coll, &codes, peers);
 }
 
 static void write_down(const void *arg, int execution, struct schedule *schedule)

@@ -35,7 +35,6 @@ struct part_of_plan {
     struct simulated_step *steps;
     int left;
     double combined;                        // codes that a STEP_COMBINE adds, including its own
-    bool started;
 };
 
 struct host {

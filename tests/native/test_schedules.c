@@ -77,8 +77,7 @@ static struct codes codes_of(const struct job *job)
 {
     const uint64_t chunks = job->kind == OWNERS ? (uint64_t)job->n : 1;
     struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell};
-    codes_in_scratch(&codes, job->kind == OWNERS ? (size_t)job->n : 1, has_peers(job) ? 2 : (size_t)job->n,
-                     &(struct network_cost){0});
+    codes_in_scratch(&codes, has_peers(job) ? 2 : (size_t)job->n, &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
         codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT, false};
@@ -117,11 +116,17 @@ static struct hierarchy hierarchy_of(const struct job *job, int rank, int first[
     return h;
 }
 
-static void write_shard(const void *arg, struct schedule *schedule, size_t piece, size_t nbytes)
+struct shards_of_job {
+    struct shards shards;
+    const struct job *job;
+};
+
+// A shorter shard takes another path.
+static void write_shard(const struct shards *x, struct schedule *schedule, struct byte_range mine)
 {
-    const struct job *job = arg;
-    (void)piece;
-    allreduce_schedule(schedule, job->path, NULL, nbytes, job->cell);
+    const struct job *job = ((const struct shards_of_job *)x)->job;
+    const enum allreduce_path other = job->path == ALLREDUCE_HALVING ? ALLREDUCE_RING : (enum allreduce_path)(job->path + 1);
+    allreduce_schedule(schedule, mine.nbytes == SHARD ? job->path : other, NULL, mine.nbytes, job->cell);
 }
 
 static bool is_shared(const struct step *step)
@@ -136,7 +141,11 @@ static void write_two_levels(const struct job *job, int rank, struct schedule *s
     const struct hierarchy h = hierarchy_of(job, rank, first, members);
     schedule->size = h.hosts;
     schedule->rank = h.host;
-    schedule_shards(schedule, &h, &(struct shards_cut){job->nbytes, SHARD, job->in_flight}, write_shard, job);
+    static const struct shards_work work = {.write = write_shard};
+    size_t scratch[SHARDS_IN_FLIGHT];
+    const struct shards_of_job x = {{.h = &h, .work = &work, .nbytes = job->nbytes, .shard_nbytes = SHARD,
+                                     .in_flight = job->in_flight, .scratch = scratch}, job};
+    schedule_shards(schedule, &x.shards);
     schedule->rank = rank;
     for (int i = 0; i < schedule->count; i++) {
         struct step *step = &schedule->steps[i];
@@ -160,7 +169,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
         schedule_allreduce_ring(schedule, job->nbytes, job->cell);
         break;
     case DOUBLING:
-        schedule_allreduce_doubling(schedule, job->nbytes, job->cell);
+        schedule_allreduce_doubling(schedule, job->nbytes);
         break;
     case HALVING:
         schedule_allreduce_halving(schedule, job->nbytes, job->cell);
@@ -1112,31 +1121,6 @@ TEST(two_levels)
                 for (size_t nbytes = 64; nbytes <= 100 * 1024; nbytes = nbytes * 3 / 64 * 64 + 64)
                     check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
                                             .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
-}
-
-static size_t scratch_of(enum allreduce_path path, int n, size_t nbytes)
-{
-    size_t most = 0;
-    for (int rank = 0; rank < n; rank++) {
-        struct schedule schedule;
-        schedule_init(&schedule, n, rank);
-        allreduce_schedule(&schedule, path, NULL, nbytes, 4);
-        most = schedule_scratch_end(&schedule) > most ? schedule_scratch_end(&schedule) : most;
-        schedule_fini(&schedule);
-    }
-    return most;
-}
-
-// schedule_shards reserves what the first pieces need.
-TEST(shorter_shards_need_no_more_scratch)
-{
-    enum { LONGEST = 2 << 20 };         // of allreduce_two_level.c
-    for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
-        for (int n = 2; n <= 12; n++)
-            for (size_t longest = LONGEST, most = scratch_of(path, n, LONGEST); longest; longest -= LONGEST / 32) {
-                CHECK(scratch_of(path, n, longest) <= most);
-                CHECK(scratch_of(path, n, longest - 4) <= most);
-            }
 }
 
 TEST(parts)

@@ -115,12 +115,6 @@ void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
     ctx->pairwise->count -= count;
 }
 
-static struct peers neighbors_of(const struct collective *coll, const struct group *group)
-{
-    const bhvd_topology topology = coll->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : coll->topology;
-    return peers_of(topology, group->size, group->rank, coll->round);
-}
-
 bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct network_cost *network)
 {
     struct pairwise *pairwise = ctx->pairwise;
@@ -135,7 +129,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
         return set ? BHVD_ERR_SYSTEM : BHVD_OK;
     }
     *entry = (struct pairwise_entry){.cached = {.id = id}, .network = *network};
-    const struct peers peers = neighbors_of(&op->coll, &set->group);
+    const struct peers peers = primitive_peers(&op->coll, set->group.size, set->group.rank);
     for (int p = 0; p < peers.count; p++)
         entry->neighbors[entry->count++].rank = set->group.ranks[peers.index[p]];
     bytes_put(&entry->request, op->request.data, op->request.size);
