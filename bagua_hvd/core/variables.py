@@ -175,7 +175,7 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_FUSION", FLAG, True,
                  "0: each gradient or weight is sent by itself, in a bucket of one; HOROVOD_FUSION_THRESHOLD is 0."),
         Variable("BAGUA_HIERARCHY", FLAG, True,
-                 "0: no two-level operations (within hosts, then between hosts); allreduce is a ring over all ranks, "
+                 "0: no hierarchical operations (within hosts, then between them); allreduce is a ring over all ranks, "
                  "unless BAGUA_HVD_ALLREDUCE selects another path."),
         Variable("BAGUA_GRADIENTS_UNTOUCHED", FLAG, False,
                  "1: in torch, step() waits for the reduction of gradients, not backward(): see DistributedOptimizer."),

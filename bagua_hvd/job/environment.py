@@ -43,7 +43,7 @@ class Options:
     known_bytes_per_s: int = 0
     negotiation: str | None = None
     negotiation_fanout: int = 16
-    nccl_two_level: int = 0
+    nccl_hierarchical: int = 0
     dynamic_process_sets: bool = False
     elastic: bool = False
     timeline: str | None = None         # a file; "DYNAMIC": may be started later; None: may not
@@ -71,7 +71,7 @@ def read_options(environ: Mapping[str, str] | None = None) -> Options:
     options.negotiation = read("BAGUA_HVD_NEGOTIATION")
     options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
     # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
-    options.nccl_two_level = 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
+    options.nccl_hierarchical = 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
     options.host_id = read("BAGUA_HVD_HOST_ID")
     options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0
     options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")

@@ -2,7 +2,7 @@
 // docs/glossary.md. The engine calls them in the same order on all ranks.
 //
 //     ..._shared        all members on one host: blocks in shared memory (executor/shared.h)
-//     ..._two_level     in shared memory within hosts, over links between them (executor/hierarchy.h)
+//     ..._hierarchical     in shared memory within hosts, over links between them (executor/hierarchy.h)
 //     schedule_...      over links: any transport; as schedules (schedules.h, ..._links.c), several of which can run at once
 //
 // Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.
@@ -29,9 +29,9 @@ void allreduce_plan(struct plan *plan, const struct executor *exec, const struct
 // path: the requested one over links; any other value: the cheapest of the three.
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element);
-// Plans a two-level allreduce, in a group that has a hierarchy (executor/hierarchy.h). Takes ownership of the list.
-bhvd_status allreduce_two_level(struct plan *plan, struct executor *exec, const struct group *group,
-                                const struct reduction *reduction, struct span_list *list);
+// Plans a hierarchical allreduce, in a group that has a hierarchy (executor/hierarchy.h). Takes ownership of the list.
+bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, const struct group *group,
+                                   const struct reduction *reduction, struct span_list *list);
 
 // Every span is one tensor. The group's size is a power of two. Float dtypes.
 bhvd_status allreduce_adasum(struct executor *exec, struct group *group, const struct reduction *reduction,
@@ -53,15 +53,15 @@ bhvd_status reducescatter_shared(struct executor *exec, struct group *group, con
                                  const struct span_list *src, void *dst, const size_t *part);
 // The group must have a hierarchy with equally many members per host. The first part must be the longest. dst may begin where
 // src does.
-bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, const struct group *group,
-                                    const struct reduction *reduction, const void *src, void *dst, const size_t *part);
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, const struct group *group,
+                                       const struct reduction *reduction, const void *src, void *dst, const size_t *part);
 
 // part[i]: bytes from rank i; dst holds all parts in rank order. src may be this rank's part in dst.
 bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src,
                              const struct span_list *dst, const size_t *part);
 // The group must have a hierarchy.
-bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
-                                const size_t *part);
+bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
+                                   const size_t *part);
 
 // src and dst hold the parts one after the other.
 bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst,
@@ -72,5 +72,5 @@ bhvd_status broadcast_shared(struct executor *exec, struct group *group, int roo
                              size_t nbytes);
 void broadcast_plan(struct plan *plan, const struct group *group, int root, const void *src, void *dst, size_t nbytes, bool chain);
 // The group must have a hierarchy, and the root's local index must exist on every host.
-bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
-                                void *dst, size_t nbytes);
+bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
+                                   void *dst, size_t nbytes);

@@ -1,4 +1,4 @@
-// Two-level reduction of a vector in shards, for hosts with several members each:
+// Hierarchical reduction of a vector in shards, for hosts with several members each:
 //
 //     reduce-scatter within each host, in shared memory:   local member s holds the host's sum of shard s
 //     work on shard s among its owners, over links:        every owner drives its own sockets

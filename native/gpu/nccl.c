@@ -26,27 +26,27 @@ enum {
 struct member {
     uint8_t uuid[DEVICE_UUID_BYTES];
     int32_t version;                    // of NCCL; 0: not usable
-    uint8_t scales, encodes, two_level, zero;   // two_level: enum nccl_two_level
+    uint8_t scales, encodes, hierarchical, zero;   // hierarchical: enum nccl_hierarchical
 };
 
 struct nccl_facts nccl_facts_of(const struct nccl_comm *comm, const struct group *set, bhvd_kind kind, bool hierarchical)
 {
     struct nccl_facts facts = {.is_hierarchical = primitive_is_hierarchical(set, kind, hierarchical), .device = -1};
-    if (!comm || !(comm->is_on || comm->two_level))
+    if (!comm || !(comm->is_on || comm->by_host))
         return facts;
     facts.is_on = comm->is_on;
-    facts.two_level = comm->two_level;
+    facts.by_host = comm->by_host;
     facts.scales = comm->scales;
     facts.encodes = comm->encodes;
     facts.device = (comm->is_on ? comm : comm->local)->device->index;
     return facts;
 }
 
-// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. If two-level, the CPU does the final scaling.
-static bool reduces(const struct collective *coll, bool scales, bool two_level)
+// NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. If hierarchical, the CPU does the final scaling.
+static bool reduces(const struct collective *coll, bool scales, bool hierarchical)
 {
     const bool averaged = coll->op == BHVD_OP_AVERAGE || coll->postscale_factor != 1.0;
-    const bool scaled = coll->prescale_factor != 1.0 || (averaged && !two_level);
+    const bool scaled = coll->prescale_factor != 1.0 || (averaged && !hierarchical);
     for (size_t t = 0; t < coll->tensor_count; t++) {
         const bhvd_dtype dtype = coll->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
@@ -60,12 +60,12 @@ static bool reduces(const struct collective *coll, bool scales, bool two_level)
 enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collective *coll)
 {
     const bool allowed = coll->kind == BHVD_ALLREDUCE || (coll->kind == BHVD_BROADCAST && !facts->is_on);
-    const bool two_level = facts->two_level && allowed;
-    const enum nccl_path path = two_level ? PATH_TWO_LEVEL : facts->is_on ? PATH_NCCL : PATH_HOST;
+    const bool hierarchical = facts->by_host && allowed;
+    const enum nccl_path path = hierarchical ? PATH_HIERARCHICAL : facts->is_on ? PATH_NCCL : PATH_HOST;
     switch (coll->kind) {
     case BHVD_ALLREDUCE:
     case BHVD_REDUCESCATTER:
-        return reduces(coll, facts->scales, two_level) ? path : PATH_HOST;
+        return reduces(coll, facts->scales, hierarchical) ? path : PATH_HOST;
     case BHVD_BROADCAST:
     case BHVD_ALLGATHER:
     case BHVD_ALLTOALL:
@@ -90,9 +90,9 @@ bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_arg
 
 // ------------------------------------------------------------------------------------------------------- agreement
 
-static struct member member_of(const struct collective *coll, int two_level)
+static struct member member_of(const struct collective *coll, int hierarchical)
 {
-    struct member member = {.two_level = (uint8_t)two_level};
+    struct member member = {.hierarchical = (uint8_t)hierarchical};
     const struct bhvd_device *device = coll->staging ? coll->staging->device : NULL;
     if (!device || !device->nccl)
         return member;
@@ -134,15 +134,15 @@ static bool hosts_can(const struct member *members, const struct hierarchy *h)
 // Computes the decision that all members share.
 static void decide(const struct member *members, const struct group *set, struct nccl_comm *comm)
 {
-    int two_level = TWO_LEVEL_WHERE_NEEDED;
+    int hierarchical = HIERARCHICAL_WHERE_NEEDED;
     comm->scales = comm->encodes = true;
     for (int i = 0; i < set->size; i++) {
-        two_level = members[i].two_level > two_level ? members[i].two_level : two_level;
+        hierarchical = members[i].hierarchical > hierarchical ? members[i].hierarchical : hierarchical;
         comm->scales &= members[i].scales != 0;
         comm->encodes &= members[i].encodes != 0;
     }
-    comm->is_on = can(members, NULL, set->size) && !(set->hierarchy && two_level == TWO_LEVEL_ONLY);
-    comm->two_level = (!comm->is_on || two_level != TWO_LEVEL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
+    comm->is_on = can(members, NULL, set->size) && !(set->hierarchy && hierarchical == HIERARCHICAL_ONLY);
+    comm->by_host = (!comm->is_on || hierarchical != HIERARCHICAL_WHERE_NEEDED) && hosts_can(members, set->hierarchy);
 }
 
 // Sends every member's bytes to all, over the CPU transports.
@@ -205,10 +205,10 @@ static bhvd_status join(struct executor *exec, struct group *set, struct nccl_co
     return nccl_settle(exec, comm);
 }
 
-bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
+bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int hierarchical,
                        struct nccl_comm **out)
 {
-    const struct member mine = member_of(coll, two_level);
+    const struct member mine = member_of(coll, hierarchical);
     struct nccl_comm *local = calloc(1, sizeof *local);
     struct nccl_comm *comm = *out = calloc(1, sizeof *comm);
     struct member *members = malloc((size_t)set->size * sizeof *members);
@@ -224,11 +224,11 @@ bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct co
         decide(members, set, comm);
     if (comm->is_on)
         status = join(exec, set, comm, coll->staging->device);
-    if (!status && comm->two_level)
+    if (!status && comm->by_host)
         status = join(exec, set->hierarchy->local, local, coll->staging->device);
     free(members);
-    comm->two_level &= local->device != NULL;
-    if (comm->two_level)
+    comm->by_host &= local->device != NULL;
+    if (comm->by_host)
         comm->local = local;
     else
         free(local);

@@ -1,6 +1,6 @@
 // Collectives on GPU tensors by NCCL, for process sets whose members each have their own GPU and the same NCCL. If only the members
-// of each host can use it among themselves, or on request, allreduces and broadcasts are two-level: NCCL within hosts, the CPU
-// transports between them (nccl_two_level.c). All other operations are then staged.
+// of each host can use it among themselves, or on request, allreduces and broadcasts are hierarchical: NCCL within hosts, the CPU
+// transports between them (nccl_hierarchical.c). All other operations are then staged.
 //
 // The members agree in a set's first execution on GPUs (nccl_agree): they exchange their capabilities over the CPU transports; all
 // use NCCL, or none does. An operation's path depends only on that and on the request, so all choose the same. Staged operations
@@ -18,7 +18,7 @@
 // A process set's agreement, with the communicator of all its members, if there is one. It belongs to the owner of the set.
 struct nccl_comm {
     bool is_on;                 // has a communicator, or had one
-    bool two_level;             // the members of each host have a communicator too
+    bool by_host;               // the members of each host have a communicator too
     struct nccl_comm *local;    // the communicator of this host; NULL: none
     bool scales;                // all members have the kernels for scaling
     bool encodes;               // all members have the kernels for the codecs too
@@ -29,15 +29,15 @@ struct nccl_comm {
     bool finished;              // no work is left, here and at the peers
 };
 
-// The context's option (bhvd_context_options.nccl_two_level).
-enum nccl_two_level { TWO_LEVEL_WHERE_NEEDED, TWO_LEVEL_FOR_ALLREDUCE, TWO_LEVEL_ONLY };
+// The context's option (bhvd_context_options.nccl_hierarchical).
+enum nccl_hierarchical { HIERARCHICAL_WHERE_NEEDED, HIERARCHICAL_FOR_ALLREDUCE, HIERARCHICAL_ONLY };
 
-// The path of an operation on GPUs: staged through the host, NCCL among all members, or two-level.
-enum nccl_path { PATH_HOST, PATH_NCCL, PATH_TWO_LEVEL };
+// The path of an operation on GPUs: staged through the host, NCCL among all members, or hierarchical.
+enum nccl_path { PATH_HOST, PATH_NCCL, PATH_HIERARCHICAL };
 
 // The facts that determine the path, when an operation is posted and again when it is executed.
 struct nccl_facts {
-    bool is_on, two_level;      // NCCL among all members; two-level
+    bool is_on, by_host;        // NCCL among all members; among those of each host
     bool scales, encodes;
     bool is_hierarchical;       // the primitive itself works between hosts, see primitive_is_hierarchical
     int device;                 // index; -1: NCCL is not used
@@ -50,13 +50,13 @@ enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collect
 // BHVD_ERR_UNSUPPORTED: the set's communicator is on another GPU.
 bhvd_status nccl_check_gpu(const struct nccl_facts *facts, const struct bhvd_args *args, struct bhvd_error *error);
 
-// Called in the first execution on GPUs of a set. two_level: enum nccl_two_level, this rank's option. *out is set after errors too,
-// for nccl_abort; NULL: out of memory.
-bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int two_level,
+// Called in the first execution on GPUs of a set. hierarchical: enum nccl_hierarchical, this rank's option. *out is set after
+// errors too, for nccl_abort; NULL: out of memory.
+bhvd_status nccl_agree(struct executor *exec, struct group *set, const struct collective *coll, int hierarchical,
                        struct nccl_comm **out);
-// One execution by NCCL: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, except two-level
-// operations: members that send to other hosts wait for the GPU. index: of the tensor in the operation; rows: of the result; part
-// and parts as in collective/collectives.h.
+// One execution by NCCL: begin, any of the collectives below, end, also after errors. All but `end` only enqueue, except
+// hierarchical operations: members that send to other hosts wait for the GPU. index: of the tensor in the operation; rows: of the
+// result; part and parts as in collective/collectives.h.
 struct nccl_execution;
 bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_comm *comm, enum nccl_path path,
                        struct collective *const *colls, int count, struct nccl_execution **out);

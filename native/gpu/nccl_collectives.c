@@ -1,7 +1,7 @@
 // The collectives of nccl.h. Data is on the device; memory on the host (a joined rank's zeros in an allreduce, results that an
 // algorithm wants on the host) is replaced by a scratch buffer on the device.
 #include "base/size.h"
-#include "gpu/nccl_two_level.h"
+#include "gpu/nccl_hierarchical.h"
 
 // ---------------------------------------------------------------------------------------------------------- memory
 
@@ -62,7 +62,7 @@ static bhvd_status scale(struct nccl_execution *x, bhvd_dtype dtype, void *dst, 
 
 // ------------------------------------------------------------------------------------------------------- allreduce
 
-// dst = postscale * reduce over ranks (prescale * src). Two-level: in place, with more memory (nccl_two_level_nbytes).
+// dst = postscale * reduce over ranks (prescale * src). Hierarchical: in place, with more memory (nccl_hierarchical_nbytes).
 static bhvd_status reduce_vector(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction, void *dst,
                                  const void *src, size_t nbytes)
 {
@@ -72,7 +72,7 @@ static bhvd_status reduce_vector(struct nccl_execution *x, bhvd_op op, const str
         src = dst;
     }
     if (!status && x->hierarchy)
-        return nccl_two_level_allreduce(x, op, reduction, dst, nbytes);
+        return nccl_hierarchical_allreduce(x, op, reduction, dst, nbytes);
     if (!status)
         status = nccl_execution_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
                                                                 nccl_execution_type(reduction->dtype), nccl_execution_op(op),
@@ -146,7 +146,7 @@ bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct re
     if (nbytes == 0)
         return BHVD_OK;
     void *vector = NULL;
-    bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_two_level_nbytes(x->hierarchy, nbytes) : nbytes, &vector);
+    bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_hierarchical_nbytes(x->hierarchy, nbytes) : nbytes, &vector);
     if (!status)
         status = copy_fused(x, reduction->dtype, vector, true);
     if (!status)
@@ -217,7 +217,7 @@ bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, si
     struct target result;
     bhvd_status status = target(x, coll, index, coll->tensors[index].dim0, &result);
     if (!status && result.nbytes && x->hierarchy)
-        status = nccl_two_level_broadcast(x, root, src, result.device, result.nbytes);
+        status = nccl_hierarchical_broadcast(x, root, src, result.device, result.nbytes);
     else if (!status && result.nbytes)
         status = nccl_execution_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->comm->handle,
                                                                x->stream));

@@ -131,7 +131,7 @@ bhvd_status nccl_execution_all_gather(struct nccl_execution *x, const void *src,
 bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_comm *comm, enum nccl_path path,
                        struct collective *const *colls, int count, struct nccl_execution **out)
 {
-    const struct hierarchy *hierarchy = path == PATH_TWO_LEVEL ? set->hierarchy : NULL;
+    const struct hierarchy *hierarchy = path == PATH_HIERARCHICAL ? set->hierarchy : NULL;
     if (hierarchy) {
         set = hierarchy->local;
         comm = comm->local;

@@ -12,8 +12,8 @@ enum { NCCL_ALIGNMENT = 256 };          // of tensors and shards in a buffer, fo
 
 struct nccl_execution {
     struct executor *exec;
-    struct group *set;                  // the communicator's members; two-level: those of this host
-    const struct hierarchy *hierarchy;  // of the operation's set if two-level; else NULL
+    struct group *set;                  // the communicator's members; hierarchical: those of this host
+    const struct hierarchy *hierarchy;  // of the operation's set if hierarchical; else NULL
     struct nccl_comm *comm;
     struct bhvd_device *device;
     const struct nccl *nccl;

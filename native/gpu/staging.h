@@ -9,7 +9,7 @@
 //
 // Results that the core allocates (allgather, alltoall) stay in the host's memory; those with a dst on the device are copied there.
 //
-// An operation for NCCL (gpu/nccl.h) is not staged: it is posted `direct` and requested at once, or (two-level) when the tensors
+// An operation for NCCL (gpu/nccl.h) is not staged: it is posted `direct` and requested at once, or (hierarchical) when the tensors
 // may be read, and NCCL reads and writes them in place. Until a process set has agreed on NCCL, its operations are staged.
 #pragma once
 

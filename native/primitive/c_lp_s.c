@@ -164,7 +164,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     return BHVD_OK;
 }
 
-// ----------------------------------------------------------------------------------------------------------- of hosts
+// ----------------------------------------------------------------------------------------------------------- hierarchical
 
 static void run_shard_step(const struct shards *shards, struct byte_range mine, const struct span_list *shard,
                            const struct step *step, unsigned char *const *buffers)

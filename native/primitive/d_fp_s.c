@@ -166,7 +166,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     return BHVD_OK;
 }
 
-// ----------------------------------------------------------------------------------------------------------- of hosts
+// ----------------------------------------------------------------------------------------------------------- hierarchical
 
 static struct d_fp_s shard_of(const struct shards *shards, const struct span_list *shard)
 {

@@ -161,7 +161,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     return BHVD_OK;
 }
 
-// ------------------------------------------------------------------------------------------------------------ of hosts
+// ------------------------------------------------------------------------------------------------------------ hierarchical
 
 // Adjusts the weights between hosts of different sizes: a smaller host's replica gets less weight, the own one more.
 static void weigh(const struct hierarchy *h, const struct peers *peers, double *weights)

@@ -19,10 +19,10 @@
 bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
                             struct bhvd_error *error);
 
-// Whether such an operation is two-level in this group. It is if some host holds several members with shared memory (two ranks over
-// transport tcp are two hosts); for C_LP_S there must also be several hosts.
+// Whether such an operation is hierarchical in this group. It is if some host holds several members with shared memory (two
+// ranks over transport tcp are two hosts); for C_LP_S there must also be several hosts.
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
-// Number of participants of a decentralized primitive that is two-level where possible: hosts, and ranks without shared memory.
+// Number of participants of a decentralized primitive that is hierarchical where possible: hosts, and ranks without shared memory.
 int primitive_hosts(const struct group *group);
 
 // Participant i's peers among n.

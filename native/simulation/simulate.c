@@ -87,7 +87,8 @@ static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *e
     const size_t element = bhvd_dtype_size((bhvd_dtype)what->dtype);
     const bool is_coded = what->kind == BHVD_C_LP_S || what->kind == BHVD_D_LP_S;
     if (what->kind != BHVD_ALLREDUCE && what->kind != BHVD_D_FP_S && !is_coded)
-        return error_set(error, BHVD_ERR_ARGUMENT, "allreduces and primitives are simulated, not operations of kind %d", what->kind);
+        return error_set(error, BHVD_ERR_ARGUMENT, "allreduces and primitives are simulated, not operations of kind %d",
+                         what->kind);
     if (element == 0 || what->nbytes % element)
         return error_set(error, BHVD_ERR_ARGUMENT, "%zu bytes are not a multiple of the element size %zu", what->nbytes, element);
     const struct bhvd_codec_options options = {.parameter = what->codec_parameter};

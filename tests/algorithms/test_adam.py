@@ -47,7 +47,7 @@ def assert_near(actual, wanted, what):
 def run(algorithm, codec, feedback, make_optimizer, hosts=None, scaled=False):
     """Compares each step from the ranks' actual weights, so that one rounding difference does not grow.
 
-    hosts: the ranks of each host, for the two-level algorithm. scaled: steps under a loss scale (Scaled).
+    hosts: the ranks of each host, for the hierarchical algorithm. scaled: steps under a loss scale (Scaled).
     """
     rank, n = hvd.rank(), hvd.size()
     model = make_model(start(0, False))

@@ -53,7 +53,8 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
 TEST(operations_on_any_gpu_go_together_and_others_do_not)
 {
     begin();
-    struct pending *a = add_on(0, 1, BHVD_FLOAT32, 1), *b = add_on(3, 1, BHVD_FLOAT32, 1), *on_host = add(1, BHVD_FLOAT32, 1);
+    struct pending *a = add_on(0, 1, BHVD_FLOAT32, 1), *b = add_on(3, 1, BHVD_FLOAT32, 1);
+    struct pending *on_host = add(1, BHVD_FLOAT32, 1);
     fuse(&c, THRESHOLD);
     CHECK(a->fused.head == b && a->fused_count == 2);
     CHECK(a->next_ready == on_host && !on_host->fused.head);

@@ -1,4 +1,4 @@
-// Two-level collectives with ranks as threads on simulated hosts: the placement of ranks, and, under the sanitizers, memory that
+// Hierarchical collectives with ranks as threads on simulated hosts: the placement of ranks, and, under the sanitizers, memory that
 // the ranks of a host share while they drive sockets to other hosts.
 #include <pthread.h>
 #include <stdio.h>

@@ -15,7 +15,7 @@ STAND_INS = [HERE.parent / "device" / name for name in ("fake_cuda.c", "fake_ncc
 CONFIGURATIONS = os.environ.get("BHVD_NATIVE_CONFIGURATIONS", "").split()
 # `make test` runs these without AddressSanitizer, which makes them ten to thirty times slower, and all others with it.
 # Python's tests of primitives, codecs and two levels cover the same code.
-SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_two_level",
+SLOW = ["test_codecs", "test_hierarchy", "test_interleavings", "test_interleavings_tree", "test_nccl_hierarchical",
         "test_primitives"]
 # A minute under TSan, which finds nothing with one thread; `make tsan` still runs them.
 ONE_THREAD = ["test_codecs", "test_faults", "test_heartbeat", "test_interleavings", "test_interleavings_tree",

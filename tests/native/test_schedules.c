@@ -29,10 +29,10 @@ enum { IS_SANITIZED = false };
 // ---------------------------------------------------------------------------------------------------------------- cases
 
 // The last four are primitives, whose codes are as long here as the values. Peers: those of a ring.
-enum kind { RING, DOUBLING, HALVING, TWO_LEVEL, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS,
+enum kind { RING, DOUBLING, HALVING, HIERARCHICAL, ALLGATHER, ALLGATHER_DOUBLING, ALLTOALL, REDUCESCATTER, REDUCESCATTER_LOADS,
             BROADCAST, OWNERS, EVERYONE, PEERS, PEERS_IN_PLACE };
 
-static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "two-level", "allgather", "allgather (doubling)",
+static const char *const KIND_NAMES[] = {"ring", "doubling", "halving", "hierarchical", "allgather", "allgather (doubling)",
                                          "alltoall", "reducescatter", "reducescatter (loads)", "broadcast", "owners", "everyone", "peers",
                                          "peers (in place)"};
 
@@ -42,7 +42,7 @@ struct job {
     size_t cell;            // bytes; an element in the schedules
     size_t nbytes;          // allreduce, broadcast
     bool chain;             // broadcast
-    const char *hosts;      // two-level: a letter for each rank's host; the ranks of a host are neighbors
+    const char *hosts;      // hierarchical: a letter for each rank's host; the ranks of a host are neighbors
     enum allreduce_path path;
     size_t in_flight;
     size_t *part;           // allgather, reducescatter: each rank's size
@@ -53,7 +53,7 @@ enum { TENSOR_MEMORY = BUFFER_COUNT, MEMORY_COUNT };    // the memory that a loa
 
 static bool is_of_codes(const struct job *job) { return job->kind >= OWNERS; }
 static bool has_peers(const struct job *job) { return job->kind >= PEERS; }
-static bool is_allreduce(const struct job *job) { return job->kind <= TWO_LEVEL; }
+static bool is_allreduce(const struct job *job) { return job->kind <= HIERARCHICAL; }
 static bool is_allgather(const struct job *job) { return job->kind == ALLGATHER || job->kind == ALLGATHER_DOUBLING; }
 static bool is_reducescatter(const struct job *job) { return job->kind == REDUCESCATTER || job->kind == REDUCESCATTER_LOADS; }
 
@@ -174,7 +174,7 @@ static void write_down(const struct job *job, int rank, struct schedule *schedul
     case HALVING:
         schedule_allreduce_halving(schedule, job->nbytes, job->cell);
         break;
-    case TWO_LEVEL:
+    case HIERARCHICAL:
         write_two_levels(job, rank, schedule);
         break;
     case ALLGATHER:
@@ -212,7 +212,7 @@ static size_t buffer_size(const struct job *job, const struct schedule *schedule
     if (buffer == SCRATCH_BUFFER)
         return schedule->buffer_nbytes[SCRATCH_BUFFER];
     if (is_allreduce(job))
-        return buffer == TENSOR_MEMORY || (buffer == FUSION_BUFFER && job->kind != TWO_LEVEL) ? job->nbytes : 0;
+        return buffer == TENSOR_MEMORY || (buffer == FUSION_BUFFER && job->kind != HIERARCHICAL) ? job->nbytes : 0;
     if (is_of_codes(job))
         return buffer == TENSOR_MEMORY || (buffer == INPUT_BUFFER && job->kind == PEERS_IN_PLACE) ? job->nbytes : 0;
     if (job->kind == BROADCAST)
@@ -1119,7 +1119,7 @@ TEST(two_levels)
         for (enum allreduce_path path = ALLREDUCE_RING; path <= ALLREDUCE_HALVING; path++)
             for (size_t in_flight = 1; in_flight <= SHARDS_IN_FLIGHT; in_flight += 3)
                 for (size_t nbytes = 64; nbytes <= 100 * 1024; nbytes = nbytes * 3 / 64 * 64 + 64)
-                    check_job(&(struct job){.kind = TWO_LEVEL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
+                    check_job(&(struct job){.kind = HIERARCHICAL, .n = (int)strlen(hosts[i]), .cell = 64, .nbytes = nbytes,
                                             .hosts = hosts[i], .path = path, .in_flight = in_flight}, IS_SANITIZED ? 1 : 2);
 }
 
@@ -1270,7 +1270,7 @@ static void check_mutations(const struct job *job, int *noticed, int *needless)
                 // only for pacing.
                 if (is_waited_for_anyhow(w, g, i) ||
                     (job->kind == HALVING && step.kind == STEP_RECEIVE) ||
-                    ((is_of_codes(job) || job->kind == TWO_LEVEL) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
+                    ((is_of_codes(job) || job->kind == HIERARCHICAL) && step.kind == STEP_NOOP && !check_changed(w, g, changed)) ||
                     (job->kind == PEERS_IN_PLACE && step.kind == STEP_SEND) ||
                     (is_reducescatter(job) && !check_changed(w, g, changed))) {
                     ++*needless;
@@ -1311,7 +1311,7 @@ TEST(every_mutation_is_noticed)
 {
     size_t part[] = {8, 0, 4, 12, 8};
     const struct job jobs[] = {
-        {.kind = TWO_LEVEL, .n = 5, .cell = 1024, .nbytes = 40 << 10, .hosts = "AABBB", .path = ALLREDUCE_RING, .in_flight = 2},
+        {.kind = HIERARCHICAL, .n = 5, .cell = 1024, .nbytes = 40 << 10, .hosts = "AABBB", .path = ALLREDUCE_RING, .in_flight = 2},
         {.kind = RING, .n = 3, .cell = CELL, .nbytes = CELL * 7},
         {.kind = RING, .n = 11, .cell = CELL, .nbytes = CELL * 11},                        // more messages than the window holds
         {.kind = DOUBLING, .n = 6, .cell = CELL, .nbytes = CELL * 2},

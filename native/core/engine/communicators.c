@@ -38,7 +38,7 @@ bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, cons
     struct nccl_comm *comm;
     if (set->nccl)
         return BHVD_OK;
-    bhvd_status status = nccl_agree(&ctx->exec, &set->group, coll, ctx->options.nccl_two_level, &comm);
+    bhvd_status status = nccl_agree(&ctx->exec, &set->group, coll, ctx->options.nccl_hierarchical, &comm);
     replace(ctx, set, comm);
     if (status)
         nccl_abort(&comm, 1);                  // the context failed before the set had its communicator

@@ -19,7 +19,7 @@
 #include "executor/hierarchy.h"
 #include "executor/shared.h"
 
-enum host_path { HOST_SHARED, HOST_TWO_LEVEL, HOST_LINKS };
+enum host_path { HOST_SHARED, HOST_HIERARCHICAL, HOST_LINKS };
 
 // Does every host have a member with this one's local index?
 static bool is_on_every_host(const struct hierarchy *h, int position)
@@ -41,11 +41,11 @@ static enum host_path host_path_of(const struct executor *exec, const struct pro
     switch (coll->kind) {
     case BHVD_ALLREDUCE:
     case BHVD_ALLGATHER:
-        return HOST_TWO_LEVEL;
+        return HOST_HIERARCHICAL;
     case BHVD_REDUCESCATTER:
-        return h->shards == h->largest ? HOST_TWO_LEVEL : HOST_LINKS;
+        return h->shards == h->largest ? HOST_HIERARCHICAL : HOST_LINKS;
     case BHVD_BROADCAST:
-        return is_on_every_host(h, process_set_index(set, coll->root_rank)) ? HOST_TWO_LEVEL : HOST_LINKS;
+        return is_on_every_host(h, process_set_index(set, coll->root_rank)) ? HOST_HIERARCHICAL : HOST_LINKS;
     default:
         return HOST_LINKS;
     }
@@ -98,8 +98,8 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
         return allreduce_shared(exec, group, &reduction, list);
     struct plan own = {0}, *made = plan ? plan : &own;
     bhvd_status status = BHVD_OK;
-    if (path == HOST_TWO_LEVEL) {
-        status = allreduce_two_level(made, exec, group, &reduction, list);
+    if (path == HOST_HIERARCHICAL) {
+        status = allreduce_hierarchical(made, exec, group, &reduction, list);
     } else {
         made->list = *list;
         *list = (struct span_list){0};
@@ -171,8 +171,8 @@ static bhvd_status execute_reducescatter(struct executor *exec, struct group *gr
         return reducescatter_shared(exec, group, &reduction, &(struct span_list){&whole, 1, 1, whole.nbytes}, tensor->dst,
                                     part);
     }
-    if (path == HOST_TWO_LEVEL)
-        return reducescatter_two_level(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
+    if (path == HOST_HIERARCHICAL)
+        return reducescatter_hierarchical(plan, exec, group, &reduction, tensor->src, tensor->dst, part);
     plan_reducescatter(plan, group, &reduction, tensor, part);
     return BHVD_OK;
 }
@@ -194,8 +194,8 @@ static bhvd_status execute_allgather(struct executor *exec, struct group *group,
         struct span whole = {NULL, tensor->dst, tensor->result_nbytes};
         return allgather_shared(exec, group, tensor->src, &(struct span_list){&whole, 1, 1, whole.nbytes}, part);
     }
-    if (path == HOST_TWO_LEVEL)
-        return allgather_two_level(plan, exec, group, tensor->src, tensor->dst, part);
+    if (path == HOST_HIERARCHICAL)
+        return allgather_hierarchical(plan, exec, group, tensor->src, tensor->dst, part);
     allgather_schedule(plan_begin(plan, group), &exec->network, part);
     plan->operands = (struct operands){.input = tensor->src, .output = tensor->dst};
     return BHVD_OK;
@@ -234,8 +234,8 @@ static bhvd_status execute_broadcast(struct executor *exec, struct group *group,
         return exec->failure.status;
     if (path == HOST_SHARED)
         return broadcast_shared(exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
-    if (path == HOST_TWO_LEVEL)
-        return broadcast_two_level(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
+    if (path == HOST_HIERARCHICAL)
+        return broadcast_hierarchical(plan, exec, group, root, tensor->src, tensor->dst, tensor->nbytes);
     const bool chain = broadcast_by_chain(group->size, &exec->network, tensor->nbytes);
     broadcast_plan(plan, group, root, tensor->src, tensor->dst, tensor->nbytes, chain);
     return BHVD_OK;

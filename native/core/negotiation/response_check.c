@@ -59,8 +59,9 @@ bool response_continues(const struct execution *execution, const struct bhvd_ope
     if (execution->count == 0)
         return true;
     struct collective *first = execution->colls[0];
-    return operation_of(first)->on_gpu == op->on_gpu && first->kind == BHVD_ALLREDUCE && op->coll.kind == BHVD_ALLREDUCE && op->coll.op == first->op &&
-           op->coll.prescale_factor == first->prescale_factor && op->coll.postscale_factor == first->postscale_factor;
+    return first->kind == BHVD_ALLREDUCE && op->coll.kind == BHVD_ALLREDUCE && op->coll.op == first->op &&
+           op->coll.prescale_factor == first->prescale_factor && op->coll.postscale_factor == first->postscale_factor &&
+           operation_of(first)->on_gpu == op->on_gpu;
 }
 
 bool response_has_zeros(const struct request *request)

@@ -1,8 +1,8 @@
-// Two-level allreduce and broadcast.
+// Hierarchical allreduce and broadcast.
 //
 //     allreduce    reduce-scatter within hosts | shard to the host | allreduce among its owners | shard back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
-#include "gpu/nccl_two_level.h"
+#include "gpu/nccl_hierarchical.h"
 
 #include "base/size.h"
 
@@ -45,7 +45,7 @@ static size_t shard_of(const struct hierarchy *h, size_t nbytes)
     return shard >= SHARD_MAX_BYTES ? SHARD_MAX_BYTES : size_round_up(shard, NCCL_ALIGNMENT);
 }
 
-size_t nccl_two_level_nbytes(const struct hierarchy *h, size_t nbytes)
+size_t nccl_hierarchical_nbytes(const struct hierarchy *h, size_t nbytes)
 {
     const size_t most = longest_piece(h), whole = nbytes / most * most;
     return whole + shard_of(h, nbytes - whole) * (size_t)h->shards;
@@ -89,8 +89,8 @@ static bhvd_status end(struct nccl_execution *x, const struct gpu_piece *piece)
     return status ? status : nccl_execution_all_gather(x, mine, piece->at, &shards);
 }
 
-bhvd_status nccl_two_level_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction, unsigned char *vector,
-                                  size_t nbytes)
+bhvd_status nccl_hierarchical_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction,
+                                        unsigned char *vector, size_t nbytes)
 {
     const struct hierarchy *h = x->hierarchy;
     const size_t count = (nbytes + longest_piece(h) - 1) / longest_piece(h);
@@ -142,7 +142,7 @@ static bhvd_status broadcast_across(struct nccl_execution *x, int host, bool is_
     return status ? status : mark(x, pinned);
 }
 
-bhvd_status nccl_two_level_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes)
+bhvd_status nccl_hierarchical_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes)
 {
     const struct hierarchy *h = x->hierarchy;
     int host, index;

@@ -1,11 +1,11 @@
-// NCCL within hosts and the CPU transports between them (native/gpu/nccl_two_level.c), tested like NCCL alone in test_nccl.c.
+// NCCL within hosts and the CPU transports between them (native/gpu/nccl_hierarchical.c), tested like NCCL alone in test_nccl.c.
 // Hosts are simulated by host ids.
 #include "gpu_jobs.h"
 
 static void in_two_levels(int rank, struct bhvd_context_options *options)
 {
     (void)rank;
-    options->nccl_two_level = TWO_LEVEL_ONLY;
+    options->nccl_hierarchical = HIERARCHICAL_ONLY;
 }
 
 // An allreduce longer than several pieces, with one shard.

@@ -1,4 +1,4 @@
-// Two-level allgather. Each part crosses to every other host once: member j sends it to the host's member j modulo the number of
+// Hierarchical allgather. Each part crosses to every other host once: member j sends it to the host's member j modulo the number of
 // members there. Each host then distributes the received parts through shared memory. It begins with its own parts, while the
 // others' are still on the wire. Hosts may hold different numbers of members.
 // Cost: (h-1) parts out of every member, instead of one for each member elsewhere.
@@ -98,8 +98,8 @@ static size_t list_rounds(const struct hierarchy *h, struct round *rounds)
     return count;
 }
 
-bhvd_status allgather_two_level(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
-                                const size_t *part)
+bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
+                                   const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t n = (size_t)group->size, members = (size_t)h->local->size;

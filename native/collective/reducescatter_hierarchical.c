@@ -1,4 +1,4 @@
-// Two-level reducescatter, for hosts that hold equally many members. Within each host, member i gets the host's sums of the
+// Hierarchical reducescatter, for hosts that hold equally many members. Within each host, member i gets the host's sums of the
 // parts of the i-th members of all hosts; these exchange and add the sums across hosts. A piece is a slice of every part.
 // Cost: N (h-1)/h elements each way per host of h, instead of N for each of its members.
 #include <stdlib.h>
@@ -72,8 +72,8 @@ static int write_piece(const void *arg, struct schedule *schedule, size_t piece,
     return schedule_end_part(schedule);
 }
 
-bhvd_status reducescatter_two_level(struct plan *plan, struct executor *exec, const struct group *group,
-                                    const struct reduction *reduction, const void *src, void *dst, const size_t *part)
+bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec, const struct group *group,
+                                       const struct reduction *reduction, const void *src, void *dst, const size_t *part)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t even = SUMS_BYTES / (size_t)h->hosts / 64 * 64, most = even < SLICE_MIN_BYTES ? SLICE_MIN_BYTES : even;

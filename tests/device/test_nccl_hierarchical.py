@@ -1,7 +1,7 @@
-"""NCCL within hosts, the CPU transports between them (native/gpu/nccl_two_level.c).
+"""NCCL within hosts, the CPU transports between them (native/gpu/nccl_hierarchical.c).
 
 As in test_nccl.py, no GPU is used; host ids simulate hosts. The fake's number of launched groups identifies the path of
-an operation: two per rank for a two-level allreduce, one if NCCL connects all ranks, none if staged.
+an operation: two per rank for a hierarchical allreduce, one if NCCL connects all ranks, none if staged.
 """
 import numpy as np
 import pytest
@@ -243,7 +243,7 @@ def test_a_shared_gpu_on_one_host_is_the_end_of_it_on_all():
     ({}, 0), ({"BAGUA_HVD_NCCL": "local"}, 2), ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, 1),
     ({"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "BAGUA_HVD_NCCL": "local"}, 2), ({"BAGUA_HVD_NCCL": "0"}, 0)])
 def test_variables(variables, levels):
-    assert environment.read_options(variables).nccl_two_level == levels
+    assert environment.read_options(variables).nccl_hierarchical == levels
 
 
 def test_a_wrong_variable():

@@ -1,4 +1,4 @@
-// Two-level broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every
+// Hierarchical broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every
 // piece, and copies it in for its host. A host receives the vector once, however many members it holds.
 #include <stdlib.h>
 
@@ -25,8 +25,8 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &b->distributing.pipeline;
 }
 
-bhvd_status broadcast_two_level(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
-                                void *dst, size_t nbytes)
+bhvd_status broadcast_hierarchical(struct plan *plan, struct executor *exec, const struct group *group, int root, const void *src,
+                                   void *dst, size_t nbytes)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t piece = schedule_piece(nbytes, PIECES);
