@@ -175,8 +175,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_FUSION", FLAG, True,
                  "0: each gradient or weight is sent by itself, in a bucket of one; HOROVOD_FUSION_THRESHOLD is 0."),
         Variable("BAGUA_HIERARCHY", FLAG, True,
-                 "0: no hierarchical operations (within hosts, then between them); allreduce is a ring over all ranks, "
-                 "unless BAGUA_HVD_ALLREDUCE selects another path."),
+                 "0: no hierarchical operations (within hosts, then between them): BAGUA_HVD_ALLREDUCE is ring by "
+                 "default."),
         Variable("BAGUA_GRADIENTS_UNTOUCHED", FLAG, False,
                  "1: in torch, step() waits for the reduction of gradients, not backward(): see DistributedOptimizer."),
     ),
@@ -184,7 +184,8 @@ SECTIONS: dict[str, tuple[Variable, ...]] = {
         Variable("BAGUA_HVD_TRANSPORT", choice("auto", "shm", "tcp", "mpi"), "auto",
                  "What moves data: auto is shared memory on a host and TCP between hosts; mpi: the MPI of mpirun."),
         Variable("BAGUA_HVD_ALLREDUCE", TEXT, None,
-                 "Forces a path of allreduce: shared, ring, doubling, halving or hierarchical. Default: the fastest."),
+                 "ring, doubling or halving: allreduce by this algorithm among all ranks; no collective uses shared "
+                 "memory. Default: the fastest."),
         Variable("BAGUA_HVD_STREAMS", integer(0, 8), 0,
                  "TCP data connections per pair of ranks; 0: 1, or 4 if a round trip takes 2 ms or more."),
         Variable("BAGUA_HVD_EMULATED_MBITS", integer(0), 0,

@@ -3,17 +3,17 @@
 #include "collective/collectives.h"
 #include "collective/schedules.h"
 
-static const char *const PATH_NAMES[] = {"", "shared", "ring", "doubling", "halving", "hierarchical"};
+static const char *const PATH_NAMES[] = {"", "ring", "doubling", "halving"};
 
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error)
 {
-    for (int i = ALLREDUCE_CHOSEN; i <= ALLREDUCE_HIERARCHICAL; i++) {
+    for (int i = ALLREDUCE_CHOSEN; i <= ALLREDUCE_HALVING; i++) {
         *path = (enum allreduce_path)i;
         if (strcmp(name ? name : "", PATH_NAMES[i]) == 0)
             return BHVD_OK;
     }
-    return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are %s, %s, %s, %s, %s", name,
-                     PATH_NAMES[1], PATH_NAMES[2], PATH_NAMES[3], PATH_NAMES[4], PATH_NAMES[5]);
+    return error_set(error, BHVD_ERR_ARGUMENT, "unknown allreduce path \"%s\"; known are %s, %s, %s", name, PATH_NAMES[1],
+                     PATH_NAMES[2], PATH_NAMES[3]);
 }
 
 // Cost of an allreduce between hosts, in nanoseconds: alpha (latency) for each message that waits for the one before, beta for
@@ -58,7 +58,7 @@ static enum allreduce_path cheapest_over_links(int n, size_t nbytes, const struc
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element)
 {
-    if (!allreduce_is_over_links(path))
+    if (path == ALLREDUCE_CHOSEN)
         path = cheapest_over_links(schedule->size, nbytes, network);
     if (path == ALLREDUCE_DOUBLING)
         schedule_allreduce_doubling(schedule, nbytes);

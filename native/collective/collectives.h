@@ -2,7 +2,7 @@
 // docs/glossary.md. The engine calls them in the same order on all ranks.
 //
 //     ..._shared        all members on one host: blocks in shared memory (executor/shared.h)
-//     ..._hierarchical     in shared memory within hosts, over links between them (executor/hierarchy.h)
+//     ..._hierarchical  in shared memory within hosts, over links between them (executor/hierarchy.h)
 //     schedule_...      over links: any transport; as schedules (schedules.h, ..._links.c), several of which can run at once
 //
 // Every function returns the executor's failure if a rank is lost in the meantime; results are undefined then.
@@ -10,12 +10,6 @@
 
 #include "executor/collective.h"
 #include "executor/plan.h"
-
-// Whether this path goes over links.
-static inline bool allreduce_is_over_links(enum allreduce_path path)
-{
-    return path == ALLREDUCE_RING || path == ALLREDUCE_DOUBLING || path == ALLREDUCE_HALVING;
-}
 
 // "" or NULL: the engine chooses. BHVD_ERR_ARGUMENT for an unknown name; the message lists the known ones.
 bhvd_status allreduce_path_parse(const char *name, enum allreduce_path *path, struct bhvd_error *error);
@@ -26,7 +20,7 @@ bhvd_status allreduce_shared(struct executor *exec, struct group *group, const s
 // Plans the cheapest of the three over links, or the one in exec->allreduce_path. The list must live as long as the plan's task.
 void allreduce_plan(struct plan *plan, const struct executor *exec, const struct group *group, const struct reduction *reduction,
                     const struct span_list *list);
-// path: the requested one over links; any other value: the cheapest of the three.
+// ALLREDUCE_CHOSEN: the cheapest of the three.
 void allreduce_schedule(struct schedule *schedule, enum allreduce_path path, const struct network_cost *network, size_t nbytes,
                         size_t element);
 // Plans a hierarchical allreduce, in a group that has a hierarchy (executor/hierarchy.h). Takes ownership of the list.

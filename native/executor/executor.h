@@ -40,15 +40,9 @@ struct writes {
     int64_t least_ns[2];                // per MiB, in the current series: through caches, non-temporal
 };
 
-// Algorithm of an allreduce: chosen in core/engine/execute.c and allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE.
-enum allreduce_path {
-    ALLREDUCE_CHOSEN,
-    ALLREDUCE_SHARED,           // shared memory: groups on one host
-    ALLREDUCE_RING,
-    ALLREDUCE_DOUBLING,
-    ALLREDUCE_HALVING,
-    ALLREDUCE_HIERARCHICAL      // groups on several hosts, some with several members
-};
+// Algorithm of an allreduce over links: chosen in allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE. Then all collectives go over
+// links between all members (core/engine/execute.c).
+enum allreduce_path { ALLREDUCE_CHOSEN, ALLREDUCE_RING, ALLREDUCE_DOUBLING, ALLREDUCE_HALVING };
 
 struct executor {
     struct connections connections;
@@ -87,7 +81,7 @@ void executor_after_fork(struct executor *exec);
 //     0. detection          link_advance -> fail_link (poll.c: hang-up or error), departure_on_goodbye (another rank has noticed),
 //                           heartbeat.c, stall.c, pairwise.c, wait.c, pipeline_can_advance (shared.c), nccl_poll; no memory
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
-//                           are not being executed, sends the other ranks a goodbye, and aborts NCCL's communicators
+//                           are not being executed, unless it leaves, sends a goodbye and aborts NCCL
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
 //     3. next engine_poll   tasks_abort frees every task that has `on_complete`, with its schedule and memory (executor/plan.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.

@@ -325,8 +325,7 @@ struct task *task_create(struct executor *exec, const struct group *group, struc
     task->within = next_within(task, 0);
     number_and_link_steps(task);
     for (int i = 0; i < task->schedule.count; i++) {
-        const struct step *step = &task->schedule.steps[i];
-        if (step->after[0] == STEP_NONE && step->after[1] == STEP_NONE)
+        if (task->steps[i].waits == 0)
             begin(task, i);
     }
     return task;

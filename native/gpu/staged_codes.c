@@ -241,8 +241,8 @@ static int decode(const struct collective *coll, struct device_scratch *scratch)
     if (!failed && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         failed = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
     else if (!failed)
-        failed = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes, (uint64_t)codes->ranks,
-                                   collective_sum_factor(coll, codes->ranks), scratch->stream);
+        failed = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes,
+                                   (uint64_t)codes->ranks, collective_sum_factor(coll, codes->ranks), scratch->stream);
     return failed ? failed : staged_codes_unpack(coll, scratch, values);
 }
 

@@ -167,8 +167,8 @@ struct bhvd_context_options {
                                      * ended) is lost; 0: never */
     int stall_warning_ms;           /* 0: no stall check */
     int stall_shutdown_ms;          /* 0: never */
-    const char *allreduce_path;     /* NULL or "": chosen (docs/architecture.md); "shared", "ring", "doubling",
-                                     * "halving", "hierarchical": forced where the process set allows it */
+    const char *allreduce_path;     /* NULL or "": collectives take the fastest path (docs/architecture.md). "ring", "doubling",
+                                     * "halving": all go over links between all ranks, allreduces in this way */
     int streams;                    /* TCP connections for data to each rank of another host, 1 to 8; 0: chosen by round-trip time.
                                      * Two ranks use the smaller of their numbers */
     int64_t emulated_bytes_per_s;       /* rate limit of each of these connections, to emulate a slow network; 0: no limit */
@@ -444,7 +444,7 @@ bhvd_status bhvd_adam_variance(const struct bhvd_tensor *v, const struct bhvd_te
 /* ----------------------------------------------------------------------------------------------------- devices ---- */
 
 /* Kernels of native/device/kernels.cu that operations use if they are set, named as there, in capitals. All but the
- * first have four variants: float32, float64, float16 and bfloat16. */
+ * first have four variants: float32, float64, float16 and bfloat16. NCCL sends codes only if all kernels are set. */
 typedef enum bhvd_device_kernel {
     BHVD_DEVICE_COPY_SPANS,
     BHVD_DEVICE_SCALE, BHVD_DEVICE_FEED_RESIDUAL, BHVD_DEVICE_UPDATE_RESIDUAL, BHVD_DEVICE_MIX,

@@ -107,8 +107,6 @@ bhvd_status bhvd_simulate(int size, const char *path, const struct bhvd_simulate
     bhvd_status status = allreduce_path_parse(path, &what.path, error);
     if (status)
         return status;
-    if (what.path == ALLREDUCE_SHARED || what.path == ALLREDUCE_HIERARCHICAL)
-        return error_set(error, BHVD_ERR_ARGUMENT, "path %s needs several ranks per host", path);
     if (size < 2 || count > (size_t)INT32_MAX - 1 || !(network->latency_s >= 0) || !(network->bytes_per_s > 0) ||
         (network->slow_rank >= 0 && (!(network->slow_latency_s >= 0) || !(network->slow_bytes_per_s > 0))))
         return error_set(error, BHVD_ERR_ARGUMENT, "a simulation takes at least two hosts, latencies of at least 0 and bandwidths "

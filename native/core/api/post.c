@@ -76,7 +76,7 @@ static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args
     return status;
 }
 
-// Copies the arguments, and makes all checks that one rank can make alone (spec: which exception, where).
+// Copies the arguments, and makes all checks that one rank can make alone.
 static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_operation **out,
                                     struct bhvd_error *error)
 {

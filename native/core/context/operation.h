@@ -36,7 +36,7 @@ struct bhvd_operation {
     int32_t *splits;
     size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
-    struct lru_entry *cached;      // the entry by which it was requested, or which its response created
+    struct lru_entry *cached;           // the entry by which it was requested, or which its response created
     const int64_t *response_numbers;    // added by the response, see core/negotiation/member.h
     size_t response_number_count;
     int64_t *response_numbers_owned;    // to be freed; NULL when they lie in `cached`

@@ -1,6 +1,6 @@
-// begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory, two
-// levels and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are in host
-// memory.
+// begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory,
+// hierarchical and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
+// in host memory.
 #include "core/engine/execute.h"
 
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static bool is_on_every_host(const struct hierarchy *h, int position)
 // The path of a collective whose tensors are in host memory. Depends only on values that are equal on all members.
 static enum host_path host_path_of(const struct executor *exec, const struct process_set *set, const struct collective *coll)
 {
-    const bool links_are_forced = set->group.size > 1 && allreduce_is_over_links(exec->allreduce_path);
+    const bool links_are_forced = set->group.size > 1 && exec->allreduce_path != ALLREDUCE_CHOSEN;
     const struct hierarchy *h = set->group.hierarchy;
     if (set->group.shared && !links_are_forced)
         return HOST_SHARED;
@@ -282,7 +282,8 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
 
 // ------------------------------------------------------------------------------------------ NCCL and primitives
 
-// Uses NCCL, in one level or two, if the set has agreed on it and it supports the operation; else *gpu is NULL: host memory.
+// Uses NCCL, among all members or hierarchically, if the set has agreed on it and it supports the operation; else *gpu is NULL:
+// host memory.
 static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struct execution *execution, struct nccl_execution **gpu)
 {
     const struct collective *coll = execution->colls[0];
