@@ -40,8 +40,8 @@ struct writes {
     int64_t least_ns[2];                // per MiB, in the current series: through caches, non-temporal
 };
 
-// Algorithm of an allreduce over links: chosen in allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE. Then all collectives go over
-// links between all members (core/engine/execute.c).
+// Algorithm of an allreduce over links: chosen in allreduce_links.c, or forced by BAGUA_HVD_ALLREDUCE. If forced, no
+// collective uses shared memory (core/engine/execute.c).
 enum allreduce_path { ALLREDUCE_CHOSEN, ALLREDUCE_RING, ALLREDUCE_DOUBLING, ALLREDUCE_HALVING };
 
 struct executor {
@@ -81,7 +81,7 @@ void executor_after_fork(struct executor *exec);
 //     0. detection          link_advance -> fail_link (poll.c: hang-up or error), departure_on_goodbye (another rank has noticed),
 //                           heartbeat.c, stall.c, pairwise.c, wait.c, pipeline_can_advance (shared.c), nccl_poll; no memory
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
-//                           are not being executed, unless it leaves, sends a goodbye and aborts NCCL
+//                           are not being executed and, unless this rank leaves, sends a goodbye and aborts NCCL
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
 //     3. next engine_poll   tasks_abort frees every task that has `on_complete`, with its schedule and memory (executor/plan.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.

@@ -75,7 +75,7 @@ static bhvd_status fail_gpu_timeout(struct executor *exec)
                          (double)executor_gpu_timeout_ns(exec) / 1e9, GPU_TIMEOUTS);
 }
 
-// One eighth more for a rank of this host: it may itself wait for another host, and then says so first.
+// Waits an eighth longer for a rank of this host, which may itself wait for another host and then reports that first.
 void executor_check_progress(struct executor *exec)
 {
     const int local = tasks_awaited_rank(exec);

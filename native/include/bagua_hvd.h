@@ -174,7 +174,7 @@ struct bhvd_context_options {
     int64_t emulated_bytes_per_s;       /* rate limit of each of these connections, to emulate a slow network; 0: no limit */
     int64_t known_bytes_per_s;      /* rank 0: bytes_per_s of struct bhvd_measured_network, then not measured; 0: unknown */
     const char *negotiation;        /* "star", "tree" (of relays, docs/decisions/engine.md), NULL or "": a tree beyond 64 ranks */
-    int nccl_hierarchical;             /* tensors on GPUs, sets on several hosts. 0: NCCL among all members if possible, else
+    int nccl_hierarchical;          /* tensors on GPUs, sets on several hosts. 0: NCCL among all members if possible, else
                                      * within hosts; 1: NCCL within hosts in allreduces; 2: NCCL only within hosts */
     int negotiation_fanout;         /* a relay has this many children on its host, and as many on other hosts; 0: 16 */
 };

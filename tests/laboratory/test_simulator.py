@@ -91,7 +91,7 @@ def test_four_thousand_hosts():
         allreduces(4096, [1 << 20], Network(50e-6, RATE), "ring")
 
 
-@pytest.mark.parametrize("path, hosts, nbytes", [("ring", 1, 4), ("ring", 2, 5), ("star", 2, 4)])
+@pytest.mark.parametrize("path, hosts, nbytes", [("shared", 2, 4), ("ring", 1, 4), ("ring", 2, 5), ("star", 2, 4)])
 def test_wrong_arguments(path, hosts, nbytes):
     with pytest.raises(ValueError):
         allreduces(hosts, [nbytes], Network(LATENCY, RATE), path)

@@ -190,7 +190,7 @@ static int warnings(void)
 }
 
 // Warnings end with the context's failure, which is reported instead.
-TEST(a_late_neighbor_is_warned_of_until_the_failure)
+TEST(warnings_about_a_late_neighbor_end_with_the_failure)
 {
     for (int fails = 0; fails < 2; fails++) {
         memset(values, 0, sizeof values);

@@ -66,7 +66,7 @@ TEST(stalls_are_looked_for)
 }
 
 // Rank 0's hierarchical operation waits for its own host's rank 1, which waits for another host: that one is to be blamed.
-TEST(who_waits_for_a_rank_of_its_host_gives_up_later)
+TEST(a_wait_for_a_rank_of_the_same_host_times_out_later)
 {
     for (int awaited = -1; awaited < 2; awaited += 2) {
         begin_job("ABC", 0, NULL);

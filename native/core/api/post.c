@@ -68,7 +68,7 @@ static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args
     if (status || !args->gpu)
         return status;
     status = staging_create(&op->coll, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
-    bool host_waits = path == PATH_HIERARCHICAL;     // the other ranks' hosts would wait too if it were requested earlier
+    bool host_waits = path == PATH_HIERARCHICAL;  // the other ranks' hosts would wait too if it were requested earlier
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
     if (!status)
