@@ -27,7 +27,7 @@ def main(operations, seed):
     processes = []
     try:
         for rank in range(RANKS):
-            environment = job_environment(rank, RANKS, rendezvous.port, secret)
+            environment = job_environment(rank, RANKS, rendezvous.port, secret) | {"PYTHONMALLOC": "malloc"}
             processes.append(subprocess.Popen(command, env=environment))
         codes = [process.wait() for process in processes]       # when one fails, the others get an error
     finally:
