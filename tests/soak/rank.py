@@ -16,7 +16,7 @@ from memory import allocated_nbytes  # noqa: E402
 from world import result, view  # noqa: E402
 
 TRANSPORTS = ["auto", "tcp"]
-OPERATIONS_OF_A_MEETING = 2500
+OPERATIONS_PER_GENERATION = 2500
 GROWTH_MAX = 1 << 20        # 7 bytes for each of the last 150,000 of 200,000 operations
 KIND = {"allreduce": native.ALLREDUCE, "group": native.ALLREDUCE, "allgather": native.ALLGATHER,
         "broadcast": native.BROADCAST, "alltoall": native.ALLTOALL, "reducescatter": native.REDUCESCATTER,
@@ -30,7 +30,7 @@ class Rank:
         self._plan = Plan(seed)
         self.done = 0
 
-    def meet(self, transport):
+    def init(self, transport):
         """Joins a new generation of the job; the process sets of the old one are gone."""
         os.environ["BAGUA_HVD_TRANSPORT"] = transport
         basics.init()
@@ -52,9 +52,9 @@ class Rank:
             self._check(batch[i], operation, arrays)
         self.done += len(batch)
 
-    def part(self):
+    def leave(self):
         """Leaves the job when all ranks are done: rank 0 coordinates even sets without itself."""
-        self._context.post(native.BARRIER, "part").wait()
+        self._context.post(native.BARRIER, "leave").wait()
         basics.shutdown()
         self._context = None
 
@@ -107,22 +107,22 @@ def say(text):
 
 def main(operations, seed):
     rank, process, seen = Rank(seed), psutil.Process(), []
-    meetings = max(4, operations // OPERATIONS_OF_A_MEETING)
-    for meeting in range(meetings):
-        rank.meet(TRANSPORTS[meeting % len(TRANSPORTS)])
+    generations = max(4, operations // OPERATIONS_PER_GENERATION)
+    for generation in range(generations):
+        rank.init(TRANSPORTS[generation % len(TRANSPORTS)])
         number = basics.rank()
-        while rank.done < operations * (meeting + 1) // meetings:
+        while rank.done < operations * (generation + 1) // generations:
             rank.step()
-        rank.part()
+        rank.leave()
         gc.collect()
         assert not [each.path for each in process.memory_maps() if each.path.startswith("/memfd:bagua_hvd")]
         seen.append((process.num_fds(), allocated_nbytes()))
-        if number == 0 and meeting % 10 == 9:
+        if number == 0 and generation % 10 == 9:
             say(f"{rank.done} operations, all right so far; rank 0: {seen[-1][0]} descriptors, {seen[-1][1] >> 10} KiB")
     # By then both transports and the largest tensors have been used.
     (descriptors, memory), (descriptors_now, memory_now) = seen[len(seen) // 4], seen[-1]
-    say(f"rank {number}: {rank.done} operations in {meetings} meetings; after a quarter {descriptors} descriptors and "
-        f"{memory >> 10} KiB allocated, at the end {descriptors_now} and {memory_now >> 10}")
+    say(f"rank {number}: {rank.done} operations, {generations} generations; after a quarter {descriptors} descriptors, "
+        f"{memory >> 10} KiB allocated; at the end {descriptors_now}, {memory_now >> 10} KiB")
     assert descriptors_now <= descriptors, "descriptors are left behind"
     assert memory_now <= memory + GROWTH_MAX, "memory grows"
 
