@@ -1,9 +1,12 @@
 #include "base/block_pool.h"
 
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
-#include "base/pages.h"
+
+enum { HUGE_PAGE = 2 << 20 };
 
 struct block {
     _Alignas(BLOCK_ALIGNMENT) size_t nbytes;        // of the data that follows
@@ -93,4 +96,12 @@ void block_pool_trim(struct block_pool *pool, int64_t since_ns)
 {
     if (pthread_mutex_trylock(&pool->lock) == 0)
         shrink(pool, since_ns);
+}
+
+void pages_prefer_huge(void *data, size_t nbytes)
+{
+    const uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t end = ((uintptr_t)data + nbytes) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
 }

@@ -1,6 +1,6 @@
 #include "executor/span.h"
 
-#include "base/array.h"
+#include "base/containers.h"
 
 bool span_list_add(struct span_list *list, const struct tensor *tensor)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "base/status.h"
 
 enum {

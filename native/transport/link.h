@@ -16,7 +16,7 @@
 #pragma once
 
 #include "base/bytes.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "transport/transport.h"
 
 enum {

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "transport/handshake_server.h"

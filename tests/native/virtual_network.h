@@ -14,7 +14,7 @@
 
 #include "check.h"
 
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "core/api/lifecycle.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"

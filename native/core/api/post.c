@@ -1,8 +1,8 @@
 // Public functions that post operations. They first create an operation from its arguments, and check it.
 #include <stdlib.h>
 
+#include "base/block_pool.h"
 #include "base/dtype.h"
-#include "base/pages.h"
 #include "base/status.h"
 #include "core/api/arguments.h"
 #include "core/context/context.h"

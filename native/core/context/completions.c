@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
-#include "base/futex.h"
+#include "base/containers.h"
+#include "base/thread.h"
 
 struct completion {
     struct completion *next;

@@ -10,11 +10,10 @@
 #include <stdbool.h>
 
 #include "bagua_hvd.h"
-#include "base/fifo.h"
-#include "base/table.h"
-#include "core/telemetry/log.h"
+#include "base/containers.h"
 #include "core/context/execution.h"
 #include "core/context/process_set.h"
+#include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
 #include "executor/executor.h"
 

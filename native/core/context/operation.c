@@ -2,8 +2,8 @@
 
 #include <stdlib.h>
 
-#include "base/futex.h"
 #include "base/status.h"
+#include "base/thread.h"
 #include "core/context/completions.h"
 #include "core/context/context.h"
 #include "core/context/lru_cache.h"

@@ -8,7 +8,7 @@
 
 #include "bagua_hvd.h"
 #include "base/bytes.h"
-#include "base/table.h"
+#include "base/containers.h"
 #include "core/message/operation_key.h"
 #include "executor/collective.h"
 

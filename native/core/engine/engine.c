@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "base/status.h"
 #include "core/engine/communicators.h"
 #include "core/engine/execute.h"
@@ -11,11 +11,11 @@
 #include "core/health/stall.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
-#include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
-#include "gpu/staging.h"
+#include "core/negotiation/pairwise.h"
 #include "executor/pause.h"
 #include "executor/tasks.h"
+#include "gpu/staging.h"
 
 // Returns the operations that can be requested: those whose tensors are in host memory. The others wait
 // in ctx->staged, in posting order.

@@ -5,7 +5,7 @@
 
 #include "bagua_hvd.h"
 #include "base/bytes.h"
-#include "base/table.h"
+#include "base/containers.h"
 
 enum { OPERATION_KINDS = BHVD_PROCESS_SET_REMOVE + 1 };
 

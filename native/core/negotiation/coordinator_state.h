@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/clock.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/message/id_range.h"

@@ -2,7 +2,7 @@
 // checks that they agree, and which operations can be fused. No communication.
 #pragma once
 
-#include "base/fifo.h"
+#include "base/containers.h"
 #include "core/context/process_set.h"
 #include "core/message/request.h"
 

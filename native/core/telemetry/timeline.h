@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/table.h"
+#include "base/containers.h"
 #include "core/message/request.h"
 
 struct timeline {

@@ -1,4 +1,4 @@
-#include "base/futex.h"
+#include "base/thread.h"
 
 #include <limits.h>
 #include <linux/futex.h>
