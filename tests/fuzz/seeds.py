@@ -49,7 +49,7 @@ def answered(*items, process_set=1, count=None):
 
 
 def reason(status=5, cause=1, rank=2):
-    """As native/core/message/reason.h, after its status."""
+    """As native/core/message/frame.h, after its status."""
     return struct.pack("<BBIH", status, cause, rank, 3) + b"why"
 
 

@@ -10,9 +10,8 @@
 
 #include "core/negotiation/response_check.h"
 #include "core/context/context.h"
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 #include "core/context/operation.h"
-#include "core/engine/engine.h"
 #include "core/engine/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"

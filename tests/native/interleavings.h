@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"

@@ -15,11 +15,11 @@
 #include "check.h"
 
 #include "base/containers.h"
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"
-#include "core/health/heartbeat.h"
+#include "core/health/health.h"
 #include "core/negotiation/departure.h"
 #include "executor/tasks.h"
 

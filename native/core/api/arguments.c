@@ -1,4 +1,4 @@
-#include "core/api/arguments.h"
+#include "core/api/api.h"
 
 #include "base/dtype.h"
 #include "base/status.h"

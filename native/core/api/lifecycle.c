@@ -1,4 +1,4 @@
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 
 #include <stdlib.h>
 
@@ -6,11 +6,10 @@
 #include "collective/collectives.h"
 #include "core/context/context.h"
 #include "core/engine/engine.h"
-#include "core/health/heartbeat.h"
+#include "core/health/health.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
-#include "core/api/progress.h"
 #include "executor/tasks.h"
 #include "transport/listener.h"
 

@@ -4,7 +4,7 @@
 #include "base/block_pool.h"
 #include "base/dtype.h"
 #include "base/status.h"
-#include "core/api/arguments.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/frame.h"

@@ -1,4 +1,4 @@
-#include "core/api/progress.h"
+#include "core/api/api.h"
 
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -10,14 +10,14 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/operation.h"
-#include "core/engine/communicators.h"
 #include "core/engine/engine.h"
-#include "core/health/heartbeat.h"
+#include "core/engine/process_sets.h"
+#include "core/health/health.h"
 #include "core/negotiation/coordinator_state.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/tasks.h"
 #include "executor/pause.h"
+#include "executor/tasks.h"
 #include "transport/channel_mpi.h"
 
 enum {

@@ -1,7 +1,7 @@
 // The state of one rank, and which threads may access which part of it:
 //
 //     posting side    any thread, under `post_lock`: posted operations, names in progress, the reason for refusing more
-//     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
+//     engine          whoever holds `engine_lock` (api/progress.c): links, negotiation, cache, executions
 //     process sets    written by the engine, read by any thread, under `sets_lock`; likewise the stalled ranks, with their own lock
 #pragma once
 
@@ -11,11 +11,11 @@
 
 #include "bagua_hvd.h"
 #include "base/containers.h"
-#include "core/context/execution.h"
 #include "core/context/process_set.h"
 #include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
 #include "executor/executor.h"
+#include "executor/plan.h"
 
 enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next
 
@@ -28,6 +28,19 @@ struct stalled {
 // Written by the engine, read by any thread at any time.
 struct engine_counters {
     _Atomic uint64_t operations, executions, cache_hits, cache_misses, coordinator_ns, negotiation_messages;
+};
+
+// Agreed operations that this rank executes together, in the global order of the job.
+struct execution {
+    struct execution *next;
+    uint64_t number;            // in the order of all responses of the job, from 1
+    uint64_t after;             // it starts when those up to this number are over
+    struct network_cost network;  // as measured by the coordinator: all ranks choose by the same values
+    uint32_t process_set;       // looked up when it starts, since the set may be removed before
+    struct bhvd_sent sent;      // bytes sent for it so far
+    struct plan plan;           // of a concurrent execution
+    int count;
+    struct collective *colls[];  // of operations
 };
 
 struct bhvd_context {
@@ -84,3 +97,6 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind);
 
 // The executor has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
 void context_abort(bhvd_context *ctx, const struct bhvd_error *error);
+
+// Frees one that has not begun, with its proxies, which nobody else holds.
+void execution_discard(struct execution *execution);

@@ -1,7 +1,7 @@
 // A cache of agreements, found by name and by id, that evicts the least recently used. Engine only.
 #pragma once
 
-#include "core/message/operation_key.h"
+#include "core/message/request.h"
 
 // The first member of both kinds of entries.
 struct lru_entry {

@@ -9,7 +9,7 @@
 #include "bagua_hvd.h"
 #include "base/bytes.h"
 #include "base/containers.h"
-#include "core/message/operation_key.h"
+#include "core/message/request.h"
 #include "executor/collective.h"
 
 // Whether it is complete, and if not, whether a thread sleeps until then: a wake-up is a system call.
@@ -48,7 +48,7 @@ struct bhvd_operation {
     enum operation_phase phase;         // engine only
     bool is_pairwise;                   // requested from its neighbors, not from the coordinator (pairwise.h)
     _Atomic uint32_t state;             // futex word, of enum operation_state
-    struct completion *_Atomic completion;      // core/context/completions.h; NULL: none
+    struct completion *_Atomic completion;      // in bhvd_completions; NULL: none
     struct bhvd_error error;
     struct tensor tensors[];
 };

@@ -11,13 +11,20 @@ struct process_set *process_set_get(const struct process_set_table *table, uint3
     return id < PROCESS_SET_MAX ? table->sets[id] : NULL;
 }
 
+struct process_set *process_set_next(const struct process_set_table *table, const struct process_set *set)
+{
+    int id = set ? set->group.id + 1 : 0;
+    while (id < table->high && !table->sets[id])
+        id++;
+    return id < table->high ? table->sets[id] : NULL;
+}
+
 struct process_set *process_set_find(const struct process_set_table *table, uint32_t number)
 {
-    for (int i = 0; i < table->high; i++) {
-        if (table->sets[i] && table->sets[i]->number == number)
-            return table->sets[i];
-    }
-    return NULL;
+    struct process_set *set = NULL;
+    while ((set = process_set_next(table, set)) && set->number != number)
+        ;
+    return set;
 }
 
 // ranks: ascending. -1: not a member.
@@ -52,13 +59,12 @@ static void process_set_destroy(struct process_set *set)
 
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members)
 {
-    for (int i = 0; i < table->high; i++) {
-        struct process_set *set = table->sets[i];
-        if (set && (i == 0 || set->of_members == of_members) && set->group.size == size &&
-            memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
-            return set;
-    }
-    return NULL;
+    struct process_set *set = NULL;
+    while ((set = process_set_next(table, set)) &&
+           ((set->group.id != 0 && set->of_members != of_members) || set->group.size != size ||
+            memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) != 0))
+        ;
+    return set;
 }
 
 bhvd_status process_set_add(struct process_set_table *table, struct executor *exec, const int32_t *ranks, int size,

@@ -1,23 +1,22 @@
 // begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory,
 // hierarchical and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
 // in host memory.
-#include "core/engine/execute.h"
+#include "core/engine/engine.h"
 
 #include <stdlib.h>
 
 #include "base/status.h"
 #include "collective/collectives.h"
 #include "collective/schedules.h"
-#include "core/negotiation/response_check.h"
 #include "core/context/context.h"
-#include "core/engine/communicators.h"
-#include "core/engine/process_set_change.h"
+#include "core/engine/process_sets.h"
+#include "core/negotiation/response_check.h"
+#include "executor/hierarchy.h"
+#include "executor/shared.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 #include "primitive/primitive.h"
-#include "executor/hierarchy.h"
-#include "executor/shared.h"
 
 enum host_path { HOST_SHARED, HOST_HIERARCHICAL, HOST_LINKS };
 

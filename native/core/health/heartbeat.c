@@ -1,4 +1,4 @@
-#include "core/health/heartbeat.h"
+#include "core/health/health.h"
 
 #include <stdlib.h>
 

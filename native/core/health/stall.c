@@ -1,6 +1,6 @@
 // The stall check: operations that some ranks requested and others did not, for too long. Rank 0 logs which ranks are
 // missing and what each requested last; it also notifies them, so that they can log where they are. The first texts are Horovod's.
-#include "core/health/stall.h"
+#include "core/health/health.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -5,12 +5,11 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/negotiation/fuse.h"
-#include "core/negotiation/inline_payload.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
+#include "core/negotiation/fuse.h"
+#include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
-#include "core/message/reason.h"
 #include "core/negotiation/refuse.h"
 #include "core/negotiation/relay.h"
 #include "core/negotiation/response.h"
@@ -115,11 +114,9 @@ static bhvd_status end_join(bhvd_context *ctx)
     for (int rank = 0; rank < ctx->options.size; rank++)
         c->requesters[rank].joined = false;
     c->joined_count = 0;
-    for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked pairwise operations, and request them in full
-        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-        if (set)
-            pairwise_release(ctx, set, set->pairwise_count);
-    }
+    // All ranks have revoked pairwise operations, and request them in full.
+    for (struct process_set *set = NULL; (set = process_set_next(&ctx->sets, set));)
+        pairwise_release(ctx, set, set->pairwise_count);
     response_begin(c, key.process_set, 1, 0, true);
     response_put_header(&c->out, &key, 0, BHVD_OK);
     bytes_put_u32(&c->out, 1);

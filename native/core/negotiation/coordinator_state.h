@@ -5,7 +5,6 @@
 #include "base/containers.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/message/id_range.h"
 #include "core/negotiation/pending.h"
 #include "executor/schedule.h"
 #include "transport/link.h"

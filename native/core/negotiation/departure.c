@@ -4,7 +4,6 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/message/reason.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"

@@ -4,13 +4,12 @@
 
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/message/id_range.h"
-#include "core/message/reason.h"
+#include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/response_check.h"
 #include "core/negotiation/response_cache.h"
+#include "core/negotiation/response_check.h"
 
 // The operation in progress that uses this entry; NULL: none.
 static struct bhvd_operation *user_of(const struct cache_entry *entry)

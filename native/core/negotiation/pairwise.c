@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/message/reason.h"
+#include "core/message/frame.h"
 #include "core/negotiation/relay.h"
 #include "executor/tasks.h"
 #include "primitive/peers.h"

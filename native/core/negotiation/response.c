@@ -2,9 +2,9 @@
 
 #include "base/status.h"
 #include "core/context/context.h"
+#include "core/message/frame.h"
 #include "core/negotiation/relay.h"
 #include "core/negotiation/window.h"
-#include "core/message/reason.h"
 
 // Requests of one rank by unknown ids without a reply, beyond the cache's capacity: far more than a rank ever has.
 enum { CACHE_MISS_MAX = 1 << 16 };

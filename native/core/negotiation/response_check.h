@@ -2,10 +2,10 @@
 // out of bounds, not even from a peer that knows the secret, which may be broken or of another version.
 #pragma once
 
-#include "core/context/execution.h"
+#include "core/context/context.h"
 #include "core/context/operation.h"
-#include "core/message/request.h"
 #include "core/context/process_set.h"
+#include "core/message/request.h"
 
 // How many numbers a response adds for each tensor.
 static inline size_t response_count(bhvd_kind kind, int set_size)

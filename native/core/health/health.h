@@ -46,3 +46,9 @@ bhvd_status heartbeat_on_frame(bhvd_context *ctx, struct link *link, struct byte
 
 // Is some rank still at an execution before the one that runs here? Then all ranks that this one waits for may be busy.
 bool heartbeat_others_are_earlier(const bhvd_context *ctx);
+
+// stall.c. Warns about operations that wait too long for some rank, and ends the job if that was requested. Checks
+// only once a second; does nothing on other ranks than 0.
+void stall_check(bhvd_context *ctx);
+// Handles the coordinator's notice that other ranks wait for this one.
+bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_reader payload);

@@ -1,13 +1,13 @@
-#include "core/engine/process_set_change.h"
+#include "core/engine/process_sets.h"
 
 #include "base/status.h"
 #include "core/context/operation.h"
-#include "core/engine/communicators.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "executor/hierarchy.h"
 #include "executor/shared.h"
 #include "executor/tasks.h"
+#include "gpu/nccl.h"
 
 bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
 {
@@ -68,4 +68,74 @@ bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation 
     pthread_mutex_unlock(&ctx->sets_lock);
     operation_abort_set(ctx, number);
     return status;
+}
+
+// ------------------------------------------------------------------------------------------------------- communicators
+
+void communicators_check(bhvd_context *ctx)
+{
+    for (struct process_set *set = NULL; !ctx->exec.failure.status && (set = process_set_next(&ctx->sets, set));)
+        nccl_poll(&ctx->exec, set->nccl);
+}
+
+void communicators_abort(bhvd_context *ctx)
+{
+    struct nccl_comm *comms[PROCESS_SET_MAX];
+    int count = 0;
+    for (struct process_set *set = NULL; (set = process_set_next(&ctx->sets, set));)
+        if (set->nccl)
+            comms[count++] = set->nccl;
+    nccl_abort(comms, count);
+}
+
+// Under the lock, since posting threads read it.
+static struct nccl_comm *replace(bhvd_context *ctx, struct process_set *set, struct nccl_comm *comm)
+{
+    pthread_mutex_lock(&ctx->sets_lock);
+    struct nccl_comm *before = set->nccl;
+    set->nccl = comm;
+    pthread_mutex_unlock(&ctx->sets_lock);
+    return before;
+}
+
+bhvd_status communicators_agree(bhvd_context *ctx, struct process_set *set, const struct collective *coll)
+{
+    struct nccl_comm *comm;
+    if (set->nccl)
+        return BHVD_OK;
+    bhvd_status status = nccl_agree(&ctx->exec, &set->group, coll, ctx->options.nccl_hierarchical, &comm);
+    replace(ctx, set, comm);
+    if (status)
+        nccl_abort(&comm, 1);                  // the context failed before the set had its communicator
+    return status;
+}
+
+static int are_idle(struct executor *exec, void *sets)
+{
+    struct process_set *set = NULL;
+    (void)exec;
+    while ((set = process_set_next(sets, set)) && !nccl_is_busy(set->nccl))
+        ;
+    return !set;
+}
+
+void communicators_await(bhvd_context *ctx) { executor_wait_gpu(&ctx->exec, are_idle, &ctx->sets); }
+
+void communicators_close(bhvd_context *ctx, struct process_set *set)
+{
+    struct nccl_comm *comm = replace(ctx, set, NULL);
+    if (!nccl_finish(comm))
+        nccl_abort(&comm, 1);
+    nccl_close(comm);
+}
+
+void communicators_close_all(bhvd_context *ctx)
+{
+    struct process_set *set = NULL;
+    while ((set = process_set_next(&ctx->sets, set)) && nccl_finish(set->nccl))
+        ;
+    if (set)
+        communicators_abort(ctx);
+    for (set = NULL; (set = process_set_next(&ctx->sets, set));)
+        nccl_close(replace(ctx, set, NULL));
 }

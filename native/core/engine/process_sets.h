@@ -1,7 +1,13 @@
-// NCCL's communicators of all process sets: a set creates one for its first execution on GPUs. Engine only.
+// What the engine does with process sets: executions that add or remove one, beside which nothing else executes; and NCCL's
+// communicators, which a set creates for its first execution on GPUs. Engine only.
 #pragma once
 
 #include "core/context/context.h"
+
+// op's value becomes the set's id. error: the reason, if this rank alone cannot add it.
+bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error);
+// op's value becomes 1, or 0 if there is no such set. First waits for the set's executions and pairwise operations.
+bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation *op);
 
 // Fails the context if NCCL reports an error.
 void communicators_check(bhvd_context *ctx);
