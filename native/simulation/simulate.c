@@ -1,9 +1,9 @@
 // Runs the simulator on allreduces and primitives between hosts, optionally with negotiation.
 #include "base/status.h"
 #include "collective/collectives.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/tree.h"
-#include "core/negotiation/window.h"
 #include "primitive/coded.h"
 #include "simulation/simulator.h"
 

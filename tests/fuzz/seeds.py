@@ -31,7 +31,7 @@ def asked(*requests):
 
 
 def answer_head(process_set, count):
-    """As core/negotiation/response.c: number, window, alpha, beta, process set, count."""
+    """As core/negotiation/responses.c: number, window, alpha, beta, process set, count."""
     return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 

@@ -8,7 +8,7 @@
 //     arrive at once.
 #include "fuzz.h"
 
-#include "core/negotiation/response_check.h"
+#include "core/negotiation/member.h"
 #include "core/context/context.h"
 #include "core/api/api.h"
 #include "core/context/operation.h"
@@ -16,7 +16,6 @@
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
-#include "core/negotiation/member.h"
 #include "transport/ring.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };

@@ -3,7 +3,7 @@
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/frame.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "job.h"
 #include "virtual_network.h"
 

@@ -4,7 +4,7 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "primitive/primitive.h"
 
 void bhvd_context_counters(bhvd_context *ctx, struct bhvd_counters *out)

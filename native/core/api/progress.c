@@ -13,7 +13,7 @@
 #include "core/engine/engine.h"
 #include "core/engine/process_sets.h"
 #include "core/health/health.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
 #include "executor/pause.h"

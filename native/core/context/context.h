@@ -10,8 +10,10 @@
 #include <stdbool.h>
 
 #include "bagua_hvd.h"
+#include "base/clock.h"
 #include "base/containers.h"
 #include "core/context/process_set.h"
+#include "core/message/frame.h"
 #include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
 #include "executor/executor.h"
@@ -100,3 +102,15 @@ void context_abort(bhvd_context *ctx, const struct bhvd_error *error);
 
 // Frees one that has not begun, with its proxies, which nobody else holds.
 void execution_discard(struct execution *execution);
+
+// If requested, measures the coordinator's CPU time: from here (returns 0: not requested) ...
+static inline int64_t coordinator_time_begin(const bhvd_context *ctx)
+{
+    return ctx->measures_coordinator && ctx->options.rank == COORDINATOR ? clock_thread_ns() : 0;
+}
+// ... to here.
+static inline void coordinator_time_end(bhvd_context *ctx, int64_t begin_ns)
+{
+    if (begin_ns)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - begin_ns);
+}

@@ -10,7 +10,7 @@
 #include "collective/schedules.h"
 #include "core/context/context.h"
 #include "core/engine/process_sets.h"
-#include "core/negotiation/response_check.h"
+#include "core/negotiation/member.h"
 #include "executor/hierarchy.h"
 #include "executor/shared.h"
 #include "gpu/nccl.h"

@@ -113,6 +113,11 @@ size_t request_nbytes(const struct request *request);
 bool request_is_of_members(const struct request *request);
 // Do the splits, which are the ranks of a process set, contain the rank?
 bool request_lists(const struct request *request, int rank);
+// How many numbers the response adds for each tensor.
+static inline size_t response_count(bhvd_kind kind, int set_size)
+{
+    return kind == BHVD_ALLGATHER ? (size_t)set_size : kind == BHVD_ALLTOALL ? (size_t)set_size + 1 : 0;
+}
 
 // BHVD_OK if two ranks request the same operation; else BHVD_ERR_MISMATCH with Horovod's message and the differences.
 bhvd_status request_compare(const struct request *one, int one_rank, const struct request *other, int other_rank,

@@ -7,12 +7,8 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/negotiation/fuse.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/refuse.h"
-#include "core/negotiation/relay.h"
-#include "core/negotiation/response.h"
 #include "core/negotiation/response_cache.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
@@ -91,7 +87,7 @@ static void check_pending(bhvd_context *ctx)
         if (set && is_to_be_refused(ctx, pending, set))
             refuse_revoked(ctx, set, pending);
         else if (set && is_complete(ctx, pending, set))
-            fuse_enqueue(ctx->coordinator, pending);
+            responses_enqueue(ctx->coordinator, pending);
     }
 }
 
@@ -108,7 +104,7 @@ static bhvd_status end_join(bhvd_context *ctx)
         if (!has_joined(c, rank))
             return BHVD_OK;
     // Operations that ranks posted before they joined end before the join does.
-    bhvd_status status = fuse_respond(ctx);
+    bhvd_status status = responses_send(ctx);
     if (status)
         return status;
     for (int rank = 0; rank < ctx->options.size; rank++)
@@ -117,12 +113,7 @@ static bhvd_status end_join(bhvd_context *ctx)
     // All ranks have revoked pairwise operations, and request them in full.
     for (struct process_set *set = NULL; (set = process_set_next(&ctx->sets, set));)
         pairwise_release(ctx, set, set->pairwise_count);
-    response_begin(c, key.process_set, 1, 0, true);
-    response_put_header(&c->out, &key, 0, BHVD_OK);
-    bytes_put_u32(&c->out, 1);
-    bytes_put_i64(&c->out, c->last_joined);
-    bytes_put_u32(&c->out, 0);
-    return response_send(ctx, process_set_get(&ctx->sets, 0));
+    return response_send_join(ctx, &key);
 }
 
 static bhvd_status on_join(bhvd_context *ctx, int rank)
@@ -203,7 +194,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
         count_last(&c->requesters[rank], pending);
-        fuse_enqueue(c, pending);
+        responses_enqueue(c, pending);
     }
     pending->requested_ns = c->requesters[rank].at_ns;
     return BHVD_OK;
@@ -360,7 +351,7 @@ bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int cou
 bhvd_status coordinator_respond(bhvd_context *ctx)
 {
     const int64_t begin_ns = coordinator_time_begin(ctx);
-    bhvd_status status = fuse_respond(ctx);
+    bhvd_status status = responses_send(ctx);
     coordinator_time_end(ctx, begin_ns);
     return status;
 }
@@ -455,10 +446,8 @@ void coordinator_fini(bhvd_context *ctx)
         pending_free(pending);
     }
     table_fini(&c->pending);
-    fuse_fini(c);
-    refuse_fini(c);
-    for (struct deferred_request *deferred = c->deferred_requests.head, *next; deferred; deferred = next) {
-        next = deferred->next;
+    responses_fini(c);
+    for (struct deferred_request *deferred; (deferred = fifo_take(&c->deferred_requests, next));) {
         request_release(deferred->request);
         free(deferred);
     }

@@ -7,7 +7,6 @@
 #include "base/status.h"
 #include "core/context/lru_cache.h"
 #include "core/message/request.h"
-#include "core/negotiation/response_check.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
 {
