@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "executor/executor.h"
 
 static int local_index_of(const struct connections *c, int rank)
@@ -37,4 +38,125 @@ void group_fini(struct group *group)
     free(group->ranks);
     free(group->local_indices);
     *group = (struct group){0};
+}
+
+// ----------------------------------------------------------------------------------------------------------- hierarchy
+
+enum { SHARD_MIN_BYTES = 1024 };        // below this size a second message costs more than a longer one
+
+// Groups the members by host.
+static bool find_hosts(const struct executor *exec, const struct group *group, struct hierarchy *h)
+{
+    const int *host_of = exec->connections.host_of;
+    h->first = calloc((size_t)group->size + 1, sizeof *h->first);
+    h->members = malloc((size_t)group->size * sizeof *h->members);
+    if (!h->first || !h->members)
+        return false;
+    int placed = 0;
+    h->shards = group->size;
+    for (int i = 0; i < group->size; i++) {
+        bool seen = false;
+        for (int j = 0; j < placed && !seen; j++)
+            seen = host_of[group->ranks[h->members[j]]] == host_of[group->ranks[i]];
+        if (seen)
+            continue;
+        int begin = placed;
+        for (int j = i; j < group->size; j++) {
+            if (host_of[group->ranks[j]] != host_of[group->ranks[i]])
+                continue;
+            if (j == group->rank) {
+                h->host = h->hosts;
+                h->index = placed - begin;
+            }
+            h->members[placed++] = j;
+        }
+        h->first[++h->hosts] = placed;
+        h->shards = placed - begin < h->shards ? placed - begin : h->shards;
+        h->largest = placed - begin > h->largest ? placed - begin : h->largest;
+    }
+    return true;
+}
+
+// Creates the group of `size` members of `group` at `positions`; this rank is at position `rank`. NULL: no memory.
+static struct group *part_of(const struct executor *exec, const struct group *group, const int *positions, int size, int rank)
+{
+    struct group *part = calloc(1, sizeof *part);
+    int32_t *ranks = malloc((size_t)size * sizeof *ranks);
+    for (int i = 0; i < size && ranks; i++)
+        ranks[i] = group->ranks[positions[i]];
+    if (part && (!ranks || !group_init(part, exec, ranks, size, rank, group->id, group->first_block))) {
+        free(part);
+        part = NULL;
+    }
+    free(ranks);
+    return part;
+}
+
+static void part_destroy(struct group *part)
+{
+    if (part)
+        group_fini(part);
+    free(part);
+}
+
+bhvd_status hierarchy_create(struct executor *exec, struct group *group)
+{
+    if (group->rank < 0 || group->id >= SHM_AREAS)
+        return BHVD_OK;
+    struct hierarchy *h = calloc(1, sizeof *h);
+    if (!h || !find_hosts(exec, group, h)) {
+        hierarchy_destroy(h);
+        return BHVD_ERR_SYSTEM;
+    }
+    if (h->hosts < 2 || h->largest < 2) {
+        hierarchy_destroy(h);
+        return BHVD_OK;
+    }
+    group->hierarchy = h;       // destroyed with the group from here on
+    h->local = part_of(exec, group, h->members + h->first[h->host], hierarchy_members_of(h, h->host), h->index);
+    if (!h->local)
+        return BHVD_ERR_SYSTEM;
+    if (h->index >= h->shards)
+        return BHVD_OK;
+    int *peers = malloc((size_t)h->hosts * sizeof *peers);
+    for (int host = 0; host < h->hosts && peers; host++)
+        peers[host] = hierarchy_member(h, host, h->index);
+    h->cross = peers ? part_of(exec, group, peers, h->hosts, h->host) : NULL;
+    free(peers);
+    return h->cross ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
+void hierarchy_destroy(struct hierarchy *h)
+{
+    if (!h)
+        return;
+    part_destroy(h->local);
+    part_destroy(h->cross);
+    free(h->first);
+    free(h->members);
+    free(h);
+}
+
+void hierarchy_find(const struct hierarchy *h, int position, int *host, int *index)
+{
+    for (*host = 0; *host < h->hosts; ++*host) {
+        for (*index = 0; *index < hierarchy_members_of(h, *host); ++*index) {
+            if (hierarchy_member(h, *host, *index) == position)
+                return;
+        }
+    }
+}
+
+struct byte_range hierarchy_shard(const struct hierarchy *h, size_t nbytes, int index)
+{
+    size_t shard = (nbytes + (size_t)h->shards - 1) / (size_t)h->shards;
+    shard = shard < SHARD_MIN_BYTES ? SHARD_MIN_BYTES : size_round_up(shard, CACHE_LINE);
+    const size_t begin = index < h->shards ? size_min((size_t)index * shard, nbytes) : nbytes;
+    return (struct byte_range){begin, size_min(shard, nbytes - begin)};
+}
+
+void hierarchy_cut(const struct hierarchy *h, size_t nbytes, size_t *part)
+{
+    for (int i = 0; i < h->local->size; i++)
+        part[i] = hierarchy_shard(h, nbytes, i).nbytes;
 }

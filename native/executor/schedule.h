@@ -2,7 +2,7 @@
 //
 //     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
 //                the number of bytes, or how the ranks are spread over hosts: so every rank's schedule can be written anywhere
-//     read       by the executor (plan.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
+//     read       by the executor (task.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
 //                simulator (simulator.h)
 //
 // Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of

@@ -298,21 +298,20 @@ static void number_and_link_steps(struct task *task)
     }
 }
 
-struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
-                         const struct operands *operands)
+struct task *task_create(struct executor *exec, struct plan *plan)
 {
     struct task *task = malloc(sizeof *task);
-    const size_t count = (size_t)schedule->count;
+    const size_t count = (size_t)plan->schedule.count;
     if (!task) {
-        schedule_fini(schedule);
+        schedule_fini(&plan->schedule);
         executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
         return NULL;
     }
-    const uint64_t execution = operands->execution ? operands->execution : exec->connections.started;
+    const uint64_t execution = plan->operands.execution ? plan->operands.execution : exec->connections.started;
     *task = (struct task){
-        .execution = execution, .group = group, .exec = exec, .schedule = *schedule, .operands = *operands,
-        .remaining = schedule->count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
-    *schedule = (struct schedule){0};
+        .execution = execution, .group = plan->group, .exec = exec, .schedule = plan->schedule, .operands = plan->operands,
+        .remaining = plan->schedule.count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
+    plan->schedule = (struct schedule){0};
     task->steps = malloc((count + 1) * sizeof *task->steps);
     task->ready = malloc((count + 1) * sizeof *task->ready);
     if (task->schedule.failed || !task->steps || !task->ready || !take_memory(task)) {

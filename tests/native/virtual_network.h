@@ -21,7 +21,7 @@
 #include "core/engine/engine.h"
 #include "core/health/health.h"
 #include "core/negotiation/departure.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 
 #define NEVER INT64_MAX
 #define MS INT64_C(1000000)

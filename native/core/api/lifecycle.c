@@ -10,7 +10,7 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 #include "transport/listener.h"
 
 // Strings are needed only while connecting, so they are not kept.

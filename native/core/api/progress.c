@@ -16,8 +16,8 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/pause.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
+#include "executor/wait.h"
 #include "transport/channel_mpi.h"
 
 enum {

@@ -17,7 +17,7 @@
 #include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
 #include "executor/executor.h"
-#include "executor/plan.h"
+#include "executor/task.h"
 
 enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next
 

@@ -11,8 +11,8 @@
 #include "core/negotiation/departure.h"
 #include "core/negotiation/member.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/pause.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
+#include "executor/wait.h"
 #include "gpu/staging.h"
 
 // Returns the operations that can be requested: those whose tensors are in host memory. The others wait

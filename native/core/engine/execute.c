@@ -1,5 +1,5 @@
 // begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory,
-// hierarchical and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
+// hierarchical and links; collective/ chooses schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
 // in host memory.
 #include "core/engine/engine.h"
 
@@ -7,11 +7,10 @@
 
 #include "base/status.h"
 #include "collective/collectives.h"
-#include "collective/schedules.h"
 #include "core/context/context.h"
 #include "core/engine/process_sets.h"
 #include "core/negotiation/member.h"
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 #include "executor/shared.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"

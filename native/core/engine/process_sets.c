@@ -4,9 +4,9 @@
 #include "core/context/operation.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 #include "executor/shared.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 #include "gpu/nccl.h"
 
 bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)

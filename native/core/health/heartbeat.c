@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,

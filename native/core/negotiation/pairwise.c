@@ -7,7 +7,7 @@
 #include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/negotiation/relay.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 

@@ -1,9 +1,30 @@
+// Alltoall over links: every member sends each other member its part. Cost: the exchanged bytes, one latency.
+#include "collective/collectives.h"
+
+void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received)
+{
+    const int n = schedule->size, me = schedule->rank;
+    size_t from = 0, own_from = 0, to = 0;
+    struct byte_range cut;
+    for (int i = 0; i < n; from += sent[i++]) {
+        if (i == me)
+            own_from = from;
+        for (size_t s = 0; i != me && (cut = byte_range_segment((struct byte_range){from, sent[i]}, s)).nbytes; s++)
+            schedule_send(schedule, i, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
+    }
+    for (int i = 0; i < n; to += received[i++]) {
+        if (i == me)
+            schedule_copy(schedule, in_buffer(OUTPUT_BUFFER, to), in_buffer(INPUT_BUFFER, own_from), sent[me], STEP_NONE);
+        for (size_t s = 0; i != me && (cut = byte_range_segment((struct byte_range){to, received[i]}, s)).nbytes; s++)
+            schedule_receive(schedule, i, in_buffer(OUTPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- in shared memory
+
 // Alltoall in shared memory. A buffer is cut into one slice per receiver; a block advances every pair of members by one
 // slice, so that all write and read equally much in every block. A rank copies its part for itself straight to its destination,
 // also a slice at a time.
-#include "base/size.h"
-#include "collective/collectives.h"
-#include "executor/shared.h"
 
 struct alltoall {
     struct pipeline pipeline;
