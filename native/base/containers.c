@@ -1,7 +1,5 @@
 #include "base/containers.h"
 
-#include <stdlib.h>
-
 static bool table_grow(struct table *t)
 {
     size_t bucket_count = t->bucket_count ? 2 * t->bucket_count : 64;

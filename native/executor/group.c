@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "executor/executor.h"
 
 static int local_index_of(const struct connections *c, int rank)
 {

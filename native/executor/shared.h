@@ -13,7 +13,6 @@
 // concurrent ones use the others.
 #pragma once
 
-#include "executor/executor.h"
 #include "executor/group.h"
 #include "executor/span.h"
 

@@ -13,11 +13,7 @@
 //     planning           a function that fills a plan leaves it empty when it returns an error.
 #pragma once
 
-#include "executor/executor.h"
-#include "executor/group.h"
-#include "executor/schedule.h"
 #include "executor/shared.h"
-#include "executor/span.h"
 
 static inline unsigned char *location_pointer(unsigned char *const *buffers, struct location location)
 {

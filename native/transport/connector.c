@@ -127,7 +127,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
 {
     const struct endpoint *peer = peer_of(connector, a);
     enter(a, CONNECTING);
-    // On a control channel the bandwidth may be measured (probe.h).
+    // On a control channel the bandwidth may be measured (probe.c).
     return socket_connect_begin(peer->host, peer->port,
                                 a->arrival->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "transport/channel.h"
 #include "transport/socket.h"
-#include "transport/transport.h"
 
 enum {
     ACCEPT_BATCH = 64,          // connections accepted at a time, before existing ones are served

@@ -17,7 +17,7 @@
 
 #include "base/bytes.h"
 #include "base/containers.h"
-#include "transport/transport.h"
+#include "transport/channel.h"
 
 enum {
     LINK_FRAME_MAX = 64 << 20,                  // bytes of a control frame's payload

@@ -16,7 +16,7 @@
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
-#include "transport/ring.h"
+#include "transport/shm_segment.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };
 

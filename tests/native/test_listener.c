@@ -14,7 +14,7 @@
 #include "core/context/context.h"
 #include "job.h"
 #include "sockets.h"
-#include "transport/connect_local.h"
+#include "transport/connect.h"
 #include "transport/listener.h"
 
 enum { STEPS = 20, STRANGER_MS = 10000 };

@@ -5,7 +5,6 @@
 // that finds the lock taken sleeps until its own operation has ended: the progress thread takes over from the thread that has it.
 #pragma once
 
-#include "bagua_hvd.h"
 #include "core/context/context.h"
 #include "gpu/nccl.h"
 

@@ -2,7 +2,6 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
-#include "core/context/context.h"
 #include "core/message/request.h"
 #include "device/device.h"
 

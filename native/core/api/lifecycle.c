@@ -4,7 +4,6 @@
 
 #include "base/status.h"
 #include "collective/collectives.h"
-#include "core/context/context.h"
 #include "core/engine/engine.h"
 #include "core/health/health.h"
 #include "core/negotiation/coordinator.h"

@@ -18,7 +18,7 @@
 #include "core/negotiation/pairwise.h"
 #include "executor/task.h"
 #include "executor/wait.h"
-#include "transport/channel_mpi.h"
+#include "transport/connect.h"
 
 enum {
     BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: the operation may be over soon
@@ -248,7 +248,6 @@ void progress_stop(bhvd_context *ctx)
     departure_send_goodbye(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
-    mpi_disconnect(&ctx->exec.connections);         // while MPI still runs
     connections_close(&ctx->exec.connections);
     pthread_mutex_unlock(&ctx->engine_lock);
 }

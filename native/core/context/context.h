@@ -9,14 +9,11 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "bagua_hvd.h"
 #include "base/clock.h"
-#include "base/containers.h"
 #include "core/context/process_set.h"
 #include "core/message/frame.h"
 #include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
-#include "executor/executor.h"
 #include "executor/task.h"
 
 enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next

@@ -1,11 +1,9 @@
 #include "core/context/operation.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/containers.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/context.h"

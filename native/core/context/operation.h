@@ -6,9 +6,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "bagua_hvd.h"
-#include "base/bytes.h"
-#include "base/containers.h"
 #include "core/message/request.h"
 #include "executor/collective.h"
 

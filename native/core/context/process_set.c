@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "executor/group.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
 {

@@ -7,7 +7,6 @@
 
 #include "base/status.h"
 #include "collective/collectives.h"
-#include "core/context/context.h"
 #include "core/engine/process_sets.h"
 #include "core/negotiation/member.h"
 #include "executor/group.h"

@@ -5,8 +5,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/context/context.h"
-#include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/response_cache.h"

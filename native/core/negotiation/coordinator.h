@@ -13,9 +13,7 @@
 // A known request is only an id in the first line, and a known response only ids in the second: ranks still wait for the response.
 #pragma once
 
-#include "base/containers.h"
 #include "core/context/context.h"
-#include "core/message/frame.h"
 #include "core/negotiation/pending.h"
 #include "transport/link.h"
 

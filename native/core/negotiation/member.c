@@ -4,7 +4,6 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
-#include "core/context/context.h"
 #include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"

@@ -19,8 +19,6 @@
 
 #include "core/context/context.h"
 #include "core/context/operation.h"
-#include "core/context/process_set.h"
-#include "core/message/request.h"
 
 // Requests operations that this rank posted (a list linked by `next`).
 bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted);

@@ -16,7 +16,6 @@
 // Thread: holder of engine_lock.
 #pragma once
 
-#include "base/bytes.h"
 #include "core/negotiation/response_cache.h"
 #include "executor/schedule.h"
 

@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/lru_cache.h"
-#include "core/message/request.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
 {

@@ -2,7 +2,6 @@
 // checks that they agree, and which operations can be fused. No communication.
 #pragma once
 
-#include "base/containers.h"
 #include "core/context/process_set.h"
 #include "core/message/request.h"
 

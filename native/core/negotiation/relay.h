@@ -13,7 +13,6 @@
 #include "core/context/operation.h"
 #include "core/context/process_set.h"
 #include "core/message/frame.h"
-#include "core/message/rank_set.h"
 #include "core/negotiation/tree.h"
 
 // The final receivers: at the coordinator, of requests from each of these ranks (ascending); of frames to this rank.

@@ -4,9 +4,7 @@
 // only.
 #pragma once
 
-#include "base/bytes.h"
 #include "core/context/lru_cache.h"
-#include "core/message/request.h"
 
 // A member's entry: its request for this name, and the id of the agreement.
 struct cache_entry {

@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "core/context/context.h"
 #include "core/context/lru_cache.h"
-#include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"

@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/containers.h"
 #include "core/message/request.h"
 
 struct timeline {

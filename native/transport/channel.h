@@ -13,8 +13,7 @@
 #include <unistd.h>
 
 #include "bagua_hvd.h"
-#include "transport/doorbell.h"
-#include "transport/ring.h"
+#include "transport/shm_segment.h"
 
 struct channel;
 
@@ -52,7 +51,11 @@ struct channel {
     size_t capacity;
     struct doorbell *peer_doorbell;
     struct mpi_pipe *pipe;              // mpi
-    bool no_wakeup;                     // the data being sent now need not wake an idle peer (doorbell.h)
+    bool no_wakeup;                     // the data being sent now need not wake an idle peer (shm_segment.h)
 };
 
 extern const struct channel_ops channel_ring_ops, channel_tcp_ops, channel_mpi_ops;
+
+// Of a ring: moves at most `size` bytes and returns how many; 0: full, or empty.
+size_t ring_write(struct ring *ring, size_t capacity, const void *src, size_t size);
+size_t ring_read(struct ring *ring, size_t capacity, void *dst, size_t size);
