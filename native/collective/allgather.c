@@ -86,12 +86,10 @@ void allgather_schedule(struct schedule *schedule, const struct network_cost *ne
 // Copies to the vector's destinations, from offset `offset` on.
 static void put(kernel_copy_fn copy, const struct span_list *dst, size_t offset, const unsigned char *from, size_t nbytes)
 {
-    const unsigned char *unused;
-    unsigned char *to;
     struct span_cursor cursor = span_cursor_at(dst, offset);
-    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &unused, &to)); nbytes -= n, from += n) {
-        if (to != from)
-            copy(to, from, n);
+    for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, from += s.nbytes) {
+        if (s.dst != from)
+            copy(s.dst, from, s.nbytes);
     }
 }
 

@@ -41,26 +41,15 @@ static void copy_chunks_in(struct executor *exec, struct pipeline *pipeline, siz
 static void reduce_all(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
     struct allreduce_pipeline *a = (struct allreduce_pipeline *)pipeline;
-    const unsigned char *src;
-    unsigned char *dst;
     size_t offset = 0;
-    for (size_t n; (n = span_cursor_next(&a->out, a->nbytes - offset, &src, &dst)); offset += n)
-        shared_reduce(exec, pipeline, a->reduction, block, offset, NULL, dst, n);
+    for (struct span s; (s = span_cursor_next(&a->out, a->nbytes - offset)).nbytes; offset += s.nbytes)
+        shared_reduce(exec, pipeline, a->reduction, block, offset, NULL, s.dst, s.nbytes);
 }
 
 // In place, the memory that a result overwrites was read just now and is in the caches, so a plain copy is best.
-static kernel_copy_fn copy_of(const struct allreduce_pipeline *a, const unsigned char *src, const unsigned char *dst)
+static void put(const struct allreduce_pipeline *a, const struct span *to, const unsigned char *from)
 {
-    return src == dst ? span_copy : a->copy;
-}
-
-// Copies to the next destinations.
-static void put(struct allreduce_pipeline *a, const unsigned char *from, size_t nbytes)
-{
-    const unsigned char *src;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(&a->out, nbytes, &src, &dst)); nbytes -= n, from += n)
-        copy_of(a, src, dst)(dst, from, n);
+    (to->src == to->dst ? span_copy : a->copy)(to->dst, from, to->nbytes);
 }
 
 // Writes the sum for the others and to its own destination, while it is in the L1 cache.
@@ -71,16 +60,14 @@ static void reduce_chunk(struct executor *exec, struct pipeline *pipeline, size_
     unsigned char *buffer = shared_buffer(exec, pipeline, rank, block);
     const size_t nbytes = shared_block(a->nbytes, block), end = chunk_begin(nbytes, rank + 1, size);
     _Alignas(64) unsigned char sum[SHARED_L1_BYTES];
-    const unsigned char *src;
-    unsigned char *dst;
     size_t at = chunk_begin(nbytes, rank, size);
     span_cursor_skip(&a->own, at);
-    for (size_t n; (n = span_cursor_next(&a->own, size_piece(end, at, SHARED_L1_BYTES), &src, &dst)); at += n) {
+    for (struct span s; (s = span_cursor_next(&a->own, size_piece(end, at, SHARED_L1_BYTES))).nbytes; at += s.nbytes) {
         unsigned char *to = exec->writes.streamed ? sum : buffer + at;
-        shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a->reduction) ? NULL : src, to, n);
+        shared_reduce(exec, pipeline, a->reduction, block, at, own_is_copied(a->reduction) ? NULL : s.src, to, s.nbytes);
         if (to == sum)
-            shared_put(exec, buffer + at, sum, n);
-        copy_of(a, src, dst)(dst, to, n);
+            shared_put(exec, buffer + at, sum, s.nbytes);
+        put(a, &s, to);
     }
     span_cursor_skip(&a->own, nbytes - end);
 }
@@ -91,11 +78,14 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
     const int size = pipeline->group->size;
     const size_t nbytes = shared_block(a->nbytes, block);
     for (int i = 0; i < size; i++) {
-        const size_t begin = chunk_begin(nbytes, i, size), chunk = chunk_begin(nbytes, i + 1, size) - begin;
+        size_t at = chunk_begin(nbytes, i, size);
+        const size_t end = chunk_begin(nbytes, i + 1, size);
+        const unsigned char *buffer = shared_buffer(exec, pipeline, i, block);
         if (i == pipeline->group->rank)
-            span_cursor_skip(&a->out, chunk);
+            span_cursor_skip(&a->out, end - at);
         else
-            put(a, shared_buffer(exec, pipeline, i, block) + begin, chunk);
+            for (struct span s; (s = span_cursor_next(&a->out, end - at)).nbytes; at += s.nbytes)
+                put(a, &s, buffer + at);
     }
     // Bytes that the others read from this member: all chunks but its own, to reduce them, and the sum of its own.
     const size_t own = chunk_begin(nbytes, pipeline->group->rank + 1, size) - chunk_begin(nbytes, pipeline->group->rank, size);

@@ -82,11 +82,10 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
     const struct group *group = pipeline->group;
     const size_t offset = block * r->piece, mine = size_piece(r->part[group->rank], offset, r->piece);
     struct span_cursor cursor = span_cursor_at(r->src, r->own + offset);
-    const unsigned char *own;
-    unsigned char *unused;
-    for (size_t at = 0, n; (n = span_cursor_next(&cursor, mine - at, &own, &unused)); at += n)
+    size_t at = 0;
+    for (struct span s; (s = span_cursor_next(&cursor, mine - at)).nbytes; at += s.nbytes)
         shared_reduce(exec, pipeline, r->reduction, block, (size_t)group->rank * r->piece + at,
-                      own_is_copied(r->reduction) ? NULL : own, r->dst + offset + at, n);
+                      own_is_copied(r->reduction) ? NULL : s.src, r->dst + offset + at, s.nbytes);
     executor_count_shared(exec, 0, mine * (size_t)(group->size - 1));
 }
 

@@ -35,8 +35,8 @@ struct span_cursor {
 };
 
 struct span_cursor span_cursor_at(const struct span_list *list, size_t offset);
-// Returns the next contiguous piece, at most `limit` bytes, and moves past it. 0: the end.
-size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst);
+// Returns the next contiguous piece, at most `limit` bytes, and moves past it. nbytes 0: the end.
+struct span span_cursor_next(struct span_cursor *cursor, size_t limit);
 void span_cursor_skip(struct span_cursor *cursor, size_t nbytes);
 // Replaces the list's spans, for which it has memory, by the next `nbytes` from the cursor on, or fewer at the end.
 void span_list_cut(struct span_list *list, struct span_cursor *cursor, size_t nbytes);

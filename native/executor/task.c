@@ -112,13 +112,11 @@ static void load(const struct task *task, size_t begin, size_t nbytes)
     const struct reduction *reduction = &task->operands.reduction;
     struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
     unsigned char *to = task->buffers[FUSION_BUFFER] + begin;
-    const unsigned char *src;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
+    for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, to += s.nbytes) {
         if (reduction->prescale != 1.0)
-            reduction->scale(to, src, reduction->prescale, n / bhvd_dtype_size(reduction->dtype));
-        else if (to != src)
-            memcpy(to, src, n);
+            reduction->scale(to, s.src, reduction->prescale, s.nbytes / bhvd_dtype_size(reduction->dtype));
+        else if (to != s.src)
+            memcpy(to, s.src, s.nbytes);
     }
 }
 

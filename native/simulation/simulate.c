@@ -3,7 +3,7 @@
 #include "collective/collectives.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/inline_payload.h"
-#include "core/negotiation/tree.h"
+#include "core/negotiation/relay.h"
 #include "primitive/coded.h"
 #include "simulation/simulator.h"
 
@@ -16,7 +16,7 @@ struct operations {
     bool agrees;                // execution 0 is the negotiation
 };
 
-// Negotiation in a star or, about as in core/negotiation/tree.c, a tree: a rank sends requests to the parent after its children's
+// Negotiation in a star or, about as in core/negotiation/relay.c, a tree: a rank sends requests to the parent after its children's
 // have arrived, and responses to the children.
 static void agree(struct schedule *schedule)
 {

@@ -4,11 +4,11 @@
 
 #include "base/status.h"
 #include "collective/collectives.h"
+#include "core/context/response_cache.h"
 #include "core/engine/engine.h"
 #include "core/health/health.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/response_cache.h"
 #include "executor/task.h"
 #include "transport/listener.h"
 

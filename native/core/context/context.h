@@ -44,7 +44,7 @@ struct execution {
 
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings
-    int tree_fanout;                            // negotiation/tree.h
+    int tree_fanout;                            // negotiation/relay.h
     struct executor exec;                       // the executor; after its failure nothing is executed
 
     pthread_mutex_t post_lock;

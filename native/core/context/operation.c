@@ -7,7 +7,7 @@
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/context.h"
-#include "core/context/lru_cache.h"
+#include "core/context/response_cache.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 

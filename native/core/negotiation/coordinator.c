@@ -5,9 +5,9 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/context/response_cache.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/response_cache.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {

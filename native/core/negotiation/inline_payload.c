@@ -6,9 +6,9 @@
 #include "base/size.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/context/lru_cache.h"
+#include "core/context/response_cache.h"
 #include "core/message/frame.h"
-#include "core/negotiation/tree.h"
+#include "core/negotiation/relay.h"
 
 static bool collective_is_small(const struct collective *coll)
 {

@@ -4,11 +4,11 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "core/context/response_cache.h"
 #include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/response_cache.h"
 
 // ------------------------------------------------------------------------------------------------------------ requests
 
@@ -295,8 +295,10 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
             operation_release(op);
         return status;
     }
-    if (id && !op->coll.is_proxy)
-        response_cache_store(ctx->cache, id, op);
+    if (id && !op->coll.is_proxy) {
+        const struct operation_key own = operation_key_of(op);
+        response_cache_store(ctx->cache, id, &own, &op->request, op->response_numbers, count);
+    }
     *out = op;
     return BHVD_OK;
 }

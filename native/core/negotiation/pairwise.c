@@ -132,13 +132,8 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
     const struct peers peers = primitive_peers(&op->coll, set->group.size, set->group.rank);
     for (int p = 0; p < peers.count; p++)
         entry->neighbors[entry->count++].rank = set->group.ranks[peers.index[p]];
-    bytes_put(&entry->request, op->request.data, op->request.size);
-    if (!entry->request.failed) {
-        const char *name = (const char *)entry->request.data + (op->coll.name - (const char *)op->request.data);
-        entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-        if (lru_insert(&pairwise->all, &entry->cached))
-            return BHVD_OK;
-    }
+    if (lru_copy_request(&entry->cached, &entry->request, &key, &op->request) && lru_insert(&pairwise->all, &entry->cached))
+        return BHVD_OK;
     entry_free(entry);
     return BHVD_ERR_SYSTEM;
 }

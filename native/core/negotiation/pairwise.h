@@ -16,7 +16,7 @@
 // Thread: holder of engine_lock.
 #pragma once
 
-#include "core/negotiation/response_cache.h"
+#include "core/context/response_cache.h"
 #include "executor/schedule.h"
 
 enum { NOBODY_DEPARTED = -1 };

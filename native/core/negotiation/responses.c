@@ -6,11 +6,10 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "core/context/lru_cache.h"
+#include "core/context/response_cache.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/response_cache.h"
 
 // Requests of one rank by unknown ids without a reply, beyond the cache's capacity: far more than a rank ever has.
 enum { CACHE_MISS_MAX = 1 << 16 };
