@@ -240,17 +240,6 @@ static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct reque
     return op;
 }
 
-// Ends the operation, if this rank has requested it and waits for the response.
-static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_operation *op, bhvd_status status, struct bytes_reader *r)
-{
-    struct bhvd_error error;
-    if (!reason_take(r, status, ctx->options.size, &error))
-        return BHVD_ERR_PROTOCOL;
-    if (op && op->phase > OPERATION_POSTED)
-        operation_complete(op, &error);
-    return BHVD_OK;
-}
-
 // Reads one full item. *out NULL: nothing to execute here (an error, or this rank does not take part).
 static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                 struct bhvd_operation **out)
@@ -263,8 +252,14 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     if (op && (op->is_pairwise || op->phase >= OPERATION_AGREED))
         op = NULL;
     *out = NULL;
-    if (status)
-        return take_error(ctx, op, status, r);
+    if (status) {
+        struct bhvd_error error;
+        if (!reason_take(r, status, ctx->options.size, &error))
+            return BHVD_ERR_PROTOCOL;
+        if (op && op->phase > OPERATION_POSTED)         // this rank has requested it, and waits for the response
+            operation_complete(op, &error);
+        return BHVD_OK;
+    }
     const size_t count = bytes_take_u32(r);
     const unsigned char *numbers = bytes_take(r, count * sizeof(int64_t));
     const struct bytes_reader full_request = bytes_take_sub(r);
