@@ -10,18 +10,17 @@ enum { MESSAGE_NS = 15000 };            // cost of a message at both ends, see d
 void schedule_allgather_direct(struct schedule *schedule, const size_t *part)
 {
     const size_t mine = part[schedule->rank];
-    struct byte_range cut;
     size_t offset = 0;
     for (int i = 0; i < schedule->size; offset += part[i++]) {
         if (i == schedule->rank) {
             schedule_copy(schedule, in_buffer(OUTPUT_BUFFER, offset), in_buffer(INPUT_BUFFER, 0), mine, STEP_NONE);
             continue;
         }
-        for (size_t s = 0; (cut = byte_range_segment((struct byte_range){offset, part[i]}, s)).nbytes; s++)
+        for_each_segment(cut, (struct byte_range){offset, part[i]})
             schedule_receive(schedule, i, in_buffer(OUTPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
     }
     // Each rank begins with a different peer.
-    for (size_t s = 0; (cut = byte_range_segment((struct byte_range){0, mine}, s)).nbytes; s++)
+    for_each_segment(cut, (struct byte_range){0, mine})
         for (int i = 1; i < schedule->size; i++)
             schedule_send(schedule, (schedule->rank + i) % schedule->size, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes,
                           STEP_NONE);
@@ -43,9 +42,8 @@ static int move(struct schedule *schedule, const size_t *part, int peer, int fir
     const int n = schedule->size, up_to_end = count < n - first ? count : n - first;
     const struct byte_range pieces[] = {parts_of(part, first, up_to_end), parts_of(part, 0, count - up_to_end)};
     int moved = STEP_NONE;
-    struct byte_range cut;
     for (int i = 0; i < 2; i++)
-        for (size_t s = 0; (cut = byte_range_segment(pieces[i], s)).nbytes; s++) {
+        for_each_segment(cut, pieces[i]) {
             const struct location location = in_buffer(OUTPUT_BUFFER, cut.begin);
             moved = schedule_both(schedule, moved, sends ? schedule_send(schedule, peer, location, cut.nbytes, there)
                                                          : schedule_receive(schedule, peer, location, cut.nbytes, STEP_NONE));
@@ -191,13 +189,13 @@ static int exchange(struct schedule *schedule, const struct allgather *g, int pi
     const int from = source_of(g, round, h->index), to = (2 * h->host + h->hosts - round.host) % h->hosts;
     const int peer = hierarchy_member(h, to, h->index % hierarchy_members_of(h, to));
     const struct byte_range own = slice_of(g, piece, g->group->rank), theirs = slice_of(g, piece, from);
-    struct byte_range cut;
     int there = STEP_NONE;
     if (round.host == h->host)
         return STEP_NONE;
-    for (size_t s = 0; round.first == 0 && (cut = byte_range_segment(own, s)).nbytes; s++)
-        schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
-    for (size_t s = 0; (cut = byte_range_segment(theirs, s)).nbytes; s++) {
+    if (round.first == 0)
+        for_each_segment(cut, own)
+            schedule_send(schedule, peer, in_buffer(INPUT_BUFFER, cut.begin), cut.nbytes, STEP_NONE);
+    for_each_segment(cut, theirs) {
         const struct location place = in_buffer(OUTPUT_BUFFER, g->offset[from] + cut.begin);
         there = schedule_both(schedule, there, schedule_receive(schedule, from, place, cut.nbytes, STEP_NONE));
     }

@@ -104,8 +104,7 @@ void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t el
 {
     const int n = schedule->size, r = schedule->rank, next = (r + 1) % n, previous = (r + n - 1) % n, steps = 2 * (n - 1);
     const struct byte_range first = chunk(nbytes, element, r, n);
-    struct byte_range range;
-    for (size_t i = 0; (range = byte_range_segment(first, i)).nbytes; i++)
+    for_each_segment(range, first)
         schedule_send(schedule, next, in_buffer(FUSION_BUFFER, range.begin), range.nbytes,
                       schedule_load(schedule, range, STEP_NONE));
     int added[SEGMENTS_IN_FLIGHT];  // the last step that read each scratch slot
@@ -115,7 +114,7 @@ void schedule_allreduce_ring(struct schedule *schedule, size_t nbytes, size_t el
     for (int s = 0; s < steps; s++) {
         const bool adds = s < n - 1, is_final = s >= n - 2, goes_on = s < steps - 1;
         const struct byte_range whole = chunk(nbytes, element, adds ? r - s - 1 : r - (s - (n - 1)), n);
-        for (size_t i = 0; (range = byte_range_segment(whole, i)).nbytes; i++) {
+        for_each_segment(range, whole) {
             const struct location own = in_buffer(FUSION_BUFFER, range.begin);
             int done;
             if (adds) {
@@ -229,15 +228,15 @@ void schedule_allreduce_doubling(struct schedule *schedule, size_t nbytes)
 {
     const struct fold fold = fold_of(schedule->size, schedule->rank);
     int added[SEGMENTS_IN_FLIGHT][1 + FOLD_ROUNDS_MAX];
-    struct byte_range range;
     for (int slot = 0; slot < SEGMENTS_IN_FLIGHT; slot++)
         for (int round = 0; round <= FOLD_ROUNDS_MAX; round++)
             added[slot][round] = STEP_NONE;
-    for (size_t i = 0; (range = byte_range_segment((struct byte_range){0, nbytes}, i)).nbytes; i++) {
+    for_each_segment(range, (struct byte_range){0, nbytes}) {
+        const size_t slot = range.begin / SCHEDULE_SEGMENT % SEGMENTS_IN_FLIGHT;
         if (fold.rank < 0)
             fold_extra(schedule, &fold, range);
         else
-            exchange(schedule, &fold, range, i % SEGMENTS_IN_FLIGHT, added[i % SEGMENTS_IN_FLIGHT]);
+            exchange(schedule, &fold, range, slot, added[slot]);
     }
 }
 
@@ -269,23 +268,22 @@ static struct byte_range kept(const struct halving *h, int rank, int distance)
 
 static void send(const struct halving *h, int peer, struct byte_range whole, int after)
 {
-    struct byte_range range;
-    for (size_t i = 0; (range = byte_range_segment(whole, i)).nbytes; i++)
+    for_each_segment(range, whole)
         schedule_send(h->schedule, fold_position(&h->fold, peer), in_buffer(FUSION_BUFFER, range.begin), range.nbytes, after);
 }
 
 // Adds this part as the peer sends it, segment by segment. Returns the step after which all is added.
 static int add(const struct halving *h, int peer, struct byte_range whole, size_t *scratch, int after)
 {
-    struct byte_range range;
     int all = after;
-    for (size_t i = 0; (range = byte_range_segment(whole, i)).nbytes; i++, *scratch += range.nbytes) {
+    for_each_segment(range, whole) {
         const struct location own = in_buffer(FUSION_BUFFER, range.begin), theirs = in_buffer(SCRATCH_BUFFER, *scratch);
         const bool own_is_lower = h->fold.rank < peer;
         const int came = schedule_receive(h->schedule, fold_position(&h->fold, peer), theirs, range.nbytes, STEP_NONE);
         const int added = schedule_reduce(h->schedule, own, own_is_lower ? own : theirs, own_is_lower ? theirs : own,
                                           range.nbytes, schedule_both(h->schedule, after, came));
         all = schedule_both(h->schedule, all, added);
+        *scratch += range.nbytes;
     }
     return all;
 }
@@ -293,9 +291,8 @@ static int add(const struct halving *h, int peer, struct byte_range whole, size_
 // Receives the peer's finished part. It comes only after this rank has sent its contribution to it, so it may overwrite the vector.
 static int take(const struct halving *h, int peer, struct byte_range whole, int after)
 {
-    struct byte_range range;
     int all = after;
-    for (size_t i = 0; (range = byte_range_segment(whole, i)).nbytes; i++)
+    for_each_segment(range, whole)
         all = schedule_both(h->schedule, all, schedule_receive(h->schedule, fold_position(&h->fold, peer),
                                                                in_buffer(FUSION_BUFFER, range.begin), range.nbytes, after));
     return all;
@@ -305,15 +302,14 @@ void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t
 {
     const struct halving h = {schedule, fold_of(schedule->size, schedule->rank), nbytes, element};
     const int rank = h.fold.rank;
-    size_t scratch = 0;
+    size_t scratch = nbytes;            // begins after the neighbor's values
     int done = STEP_NONE;
-    struct byte_range range;
-    for (size_t i = 0; (range = byte_range_segment((struct byte_range){0, nbytes}, i)).nbytes; i++, scratch += range.nbytes) {
+    for_each_segment(range, (struct byte_range){0, nbytes}) {
         if (rank < 0)
             fold_extra(schedule, &h.fold, range);
         else
             done = schedule_both(schedule, done,
-                                 fold_begin(schedule, &h.fold, range, in_buffer(SCRATCH_BUFFER, scratch), STEP_NONE));
+                                 fold_begin(schedule, &h.fold, range, in_buffer(SCRATCH_BUFFER, range.begin), STEP_NONE));
     }
     if (rank < 0)
         return;
@@ -329,6 +325,6 @@ void schedule_allreduce_halving(struct schedule *schedule, size_t nbytes, size_t
         send(&h, peer, kept(&h, rank, distance), done);
         done = take(&h, peer, kept(&h, peer, distance), done);
     }
-    for (size_t i = 0; (range = byte_range_segment((struct byte_range){0, nbytes}, i)).nbytes; i++)
+    for_each_segment(range, (struct byte_range){0, nbytes})
         fold_end(schedule, &h.fold, range, done);
 }

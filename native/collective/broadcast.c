@@ -21,8 +21,7 @@ void schedule_broadcast(struct schedule *schedule, int root, size_t nbytes, bool
     int first_child = chain ? 2 : 1;        // twice the distance to the child with the largest subtree, which is served first
     while (!chain && first_child < n && !(me & first_child))
         first_child *= 2;
-    struct byte_range range;
-    for (size_t s = 0; (range = byte_range_segment((struct byte_range){0, nbytes}, s)).nbytes; s++) {
+    for_each_segment(range, (struct byte_range){0, nbytes}) {
         const struct location location = in_buffer(OUTPUT_BUFFER, range.begin);
         const int there = me ? schedule_receive(schedule, parent, location, range.nbytes, STEP_NONE)
                              : schedule_copy(schedule, location, in_buffer(INPUT_BUFFER, range.begin), range.nbytes, STEP_NONE);

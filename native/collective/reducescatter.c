@@ -34,18 +34,19 @@ void schedule_reducescatter(struct schedule *schedule, const size_t *part, bool 
     const enum buffer_kind values = loads ? FUSION_BUFFER : INPUT_BUFFER;
     const size_t mine = part[me];
     size_t offset = 0, my_offset = 0;
-    struct byte_range cut;
     int all = STEP_NONE;            // after this step the input is read and the sums are complete: the result may be written
     for (int i = 0; i < n; offset += part[i++]) {
-        if (i == me)
+        if (i == me) {
             my_offset = offset;
-        for (size_t s = 0; i != me && (cut = byte_range_segment((struct byte_range){offset, part[i]}, s)).nbytes; s++) {
+            continue;
+        }
+        for_each_segment(cut, (struct byte_range){offset, part[i]}) {
             const int loaded = loads ? schedule_load(schedule, cut, STEP_NONE) : STEP_NONE;
             const int sent = schedule_send(schedule, i, in_buffer(values, cut.begin), cut.nbytes, loaded);
             all = schedule_both(schedule, all, sent);
         }
     }
-    for (size_t s = 0; (cut = byte_range_segment((struct byte_range){0, mine}, s)).nbytes; s++) {
+    for_each_segment(cut, (struct byte_range){0, mine}) {
         const struct byte_range own = {my_offset + cut.begin, cut.nbytes};
         const struct location sum = in_buffer(SCRATCH_BUFFER, (size_t)me * mine + cut.begin);
         const int loaded = loads ? schedule_load(schedule, own, STEP_NONE) : STEP_NONE;
