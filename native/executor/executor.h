@@ -10,7 +10,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "base/containers.h"
 #include "executor/collective.h"
 #include "executor/schedule.h"
 #include "kernel/kernel.h"

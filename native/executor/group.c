@@ -3,15 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
-
 static int local_index_of(const struct connections *c, int rank)
 {
     return rank == c->rank ? c->local_index : c->links[rank].local_index;
 }
 
-bool group_init(struct group *group, const struct executor *exec, const int32_t *ranks, int size, int rank, int id,
-                uint64_t first_block)
+// positions: which of these ranks; NULL: the first `size`.
+static bool init(struct group *group, const struct executor *exec, const int32_t *ranks, const int *positions, int size, int rank,
+                 int id, uint64_t first_block)
 {
     *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < SHM_AREAS,
                             .first_block = first_block};
@@ -19,24 +18,13 @@ bool group_init(struct group *group, const struct executor *exec, const int32_t 
         group->block[slot] = first_block;
     group->ranks = malloc((size_t)size * sizeof *group->ranks);
     group->local_indices = malloc((size_t)size * sizeof *group->local_indices);
-    if (!group->ranks || !group->local_indices) {
-        group_fini(group);
-        return false;
-    }
-    memcpy(group->ranks, ranks, (size_t)size * sizeof *ranks);
-    for (int i = 0; i < size; i++) {
-        group->local_indices[i] = local_index_of(&exec->connections, ranks[i]);
+    for (int i = 0; i < size && group->ranks && group->local_indices; i++) {
+        group->ranks[i] = ranks[positions ? positions[i] : i];
+        group->local_indices[i] = local_index_of(&exec->connections, group->ranks[i]);
         if (group->local_indices[i] < 0)
             group->shared = false;
     }
-    return true;
-}
-
-void group_fini(struct group *group)
-{
-    free(group->ranks);
-    free(group->local_indices);
-    *group = (struct group){0};
+    return group->ranks && group->local_indices;
 }
 
 // ----------------------------------------------------------------------------------------------------------- hierarchy
@@ -76,64 +64,66 @@ static bool find_hosts(const struct executor *exec, const struct group *group, s
     return true;
 }
 
-// Creates the group of `size` members of `group` at `positions`; this rank is at position `rank`. NULL: no memory.
-static struct group *part_of(const struct executor *exec, const struct group *group, const int *positions, int size, int rank)
-{
-    struct group *part = calloc(1, sizeof *part);
-    int32_t *ranks = malloc((size_t)size * sizeof *ranks);
-    for (int i = 0; i < size && ranks; i++)
-        ranks[i] = group->ranks[positions[i]];
-    if (part && (!ranks || !group_init(part, exec, ranks, size, rank, group->id, group->first_block))) {
-        free(part);
-        part = NULL;
-    }
-    free(ranks);
-    return part;
-}
-
-static void part_destroy(struct group *part)
-{
-    if (part)
-        group_fini(part);
-    free(part);
-}
-
-bhvd_status hierarchy_create(struct executor *exec, struct group *group)
-{
-    if (group->rank < 0 || group->id >= SHM_AREAS)
-        return BHVD_OK;
-    struct hierarchy *h = calloc(1, sizeof *h);
-    if (!h || !find_hosts(exec, group, h)) {
-        hierarchy_destroy(h);
-        return BHVD_ERR_SYSTEM;
-    }
-    if (h->hosts < 2 || h->largest < 2) {
-        hierarchy_destroy(h);
-        return BHVD_OK;
-    }
-    group->hierarchy = h;       // destroyed with the group from here on
-    h->local = part_of(exec, group, h->members + h->first[h->host], hierarchy_members_of(h, h->host), h->index);
-    if (!h->local)
-        return BHVD_ERR_SYSTEM;
-    if (h->index >= h->shards)
-        return BHVD_OK;
-    int *peers = malloc((size_t)h->hosts * sizeof *peers);
-    for (int host = 0; host < h->hosts && peers; host++)
-        peers[host] = hierarchy_member(h, host, h->index);
-    h->cross = peers ? part_of(exec, group, peers, h->hosts, h->host) : NULL;
-    free(peers);
-    return h->cross ? BHVD_OK : BHVD_ERR_SYSTEM;
-}
-
-void hierarchy_destroy(struct hierarchy *h)
+static void destroy_hierarchy(struct hierarchy *h)
 {
     if (!h)
         return;
-    part_destroy(h->local);
-    part_destroy(h->cross);
+    group_fini(&h->parts[0]);
+    group_fini(&h->parts[1]);
     free(h->first);
     free(h->members);
     free(h);
+}
+
+// Initializes `part` as the group of `size` members of `group` at `positions`; this rank is at position `rank`. False: no memory.
+static bool init_part(struct group *part, const struct executor *exec, const struct group *group, const int *positions, int size,
+                      int rank)
+{
+    return init(part, exec, group->ranks, positions, size, rank, group->id, group->first_block);
+}
+
+// Sets group->hierarchy, or leaves it NULL. False: no memory.
+static bool create_hierarchy(const struct executor *exec, struct group *group)
+{
+    if (group->rank < 0 || group->id >= SHM_AREAS)
+        return true;
+    struct hierarchy *h = group->hierarchy = calloc(1, sizeof *h);
+    if (!h || !find_hosts(exec, group, h))
+        return false;
+    if (h->hosts < 2 || h->largest < 2) {
+        destroy_hierarchy(h);
+        group->hierarchy = NULL;
+        return true;
+    }
+    h->local = &h->parts[0];
+    if (!init_part(h->local, exec, group, h->members + h->first[h->host], hierarchy_members_of(h, h->host), h->index))
+        return false;
+    if (h->index >= h->shards)
+        return true;
+    int *peers = malloc((size_t)h->hosts * sizeof *peers);
+    for (int host = 0; host < h->hosts && peers; host++)
+        peers[host] = hierarchy_member(h, host, h->index);
+    h->cross = &h->parts[1];
+    const bool done = peers && init_part(h->cross, exec, group, peers, h->hosts, h->host);
+    free(peers);
+    return done;
+}
+
+bool group_init(struct group *group, const struct executor *exec, const int32_t *ranks, int size, int rank, int id,
+                uint64_t first_block)
+{
+    if (init(group, exec, ranks, NULL, size, rank, id, first_block) && create_hierarchy(exec, group))
+        return true;
+    group_fini(group);
+    return false;
+}
+
+void group_fini(struct group *group)
+{
+    destroy_hierarchy(group->hierarchy);
+    free(group->ranks);
+    free(group->local_indices);
+    *group = (struct group){0};
 }
 
 void hierarchy_find(const struct hierarchy *h, int position, int *host, int *index)

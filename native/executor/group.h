@@ -14,14 +14,14 @@ struct group {
     uint64_t first_block;       // the group's first block in its area, after all blocks of an older group
     uint64_t block[SHM_SLOTS];  // the next block of each, equal on all members between two pipelines (shared.h)
     const void *users[SHM_SLOTS];       // the concurrent task that uses each slot; NULL: none
-    struct hierarchy *hierarchy;        // NULL: one host, or no host holds two members
+    struct hierarchy *hierarchy;        // NULL: not a member, no shared area, one host, or no host holds two members
 };
 
-// Initializes the group of these global ranks, with this rank at position `rank`, without a hierarchy; on one host it uses the area
-// of this id, if there is one. False: no memory, and nothing is left behind.
+// Initializes the group of these global ranks, with this rank at position `rank`; on one host it uses the area of this id, if there
+// is one. All members get the same hierarchy. False: no memory, and nothing is left behind.
 bool group_init(struct group *group, const struct executor *exec, const int32_t *ranks, int size, int rank, int id,
                 uint64_t first_block);
-void group_fini(struct group *group);      // after hierarchy_destroy
+void group_fini(struct group *group);
 
 // The link to a member, by its position.
 static inline struct link *group_link(struct executor *exec, const struct group *group, int index)
@@ -52,13 +52,9 @@ struct hierarchy {
     int *first;                 // hosts + 1 entries: each host's first index in `members`
     int *members;               // positions in the group, host by host
     struct group *local;
-    struct group *cross;  // by host; NULL when index >= shards
+    struct group *cross;        // by host; NULL when index >= shards
+    struct group parts[2];      // these two
 };
-
-// Sets group->hierarchy, or leaves it NULL: not a member, one host, no host with two members, or no shared area. All
-// members get the same result. BHVD_ERR_SYSTEM: no memory.
-bhvd_status hierarchy_create(struct executor *exec, struct group *group);
-void hierarchy_destroy(struct hierarchy *hierarchy);
 
 static inline int hierarchy_members_of(const struct hierarchy *h, int host) { return h->first[host + 1] - h->first[host]; }
 

@@ -1,7 +1,6 @@
 #include "executor/shared.h"
 
 #include "base/clock.h"
-#include "base/size.h"
 
 enum {
     LONG_BYTES = 8 << 20,       // a longer result is no longer in the caches when it is used

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
-
 enum {
     PRIORITY_BYTES = 64 << 10,
     LOCAL_BYTES = 256 << 10         // of local work per task before links are polled again

@@ -74,12 +74,11 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
 static int window(const void *arg, int execution)
 {
     const struct operations *operations = arg;
-    const int first = operations->agrees;
-    size_t newest_first[LINK_MATCH_QUEUES] = {0};
-    int count = 0;
-    for (; count < LINK_MATCH_QUEUES && execution - count >= first; count++)
-        newest_first[count] = operations->all[execution - count - first].nbytes;
-    return count ? window_of(newest_first, count) : 1;
+    const int newest = execution + 1 - operations->agrees;
+    size_t nbytes[LINK_MATCH_QUEUES] = {0};
+    for (int number = newest; number > 0 && number > newest - LINK_MATCH_QUEUES; number--)
+        nbytes[number % LINK_MATCH_QUEUES] = operations->all[number - 1].nbytes;
+    return newest ? window_of(nbytes, (uint64_t)newest) : 1;
 }
 
 static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *error)

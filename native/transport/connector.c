@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/containers.h"
 #include "base/status.h"
 
 enum {

@@ -11,11 +11,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/containers.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "transport/channel.h"
-#include "transport/socket.h"
 
 // ---------------------------------------------------------------------------------------------------- handshake server
 

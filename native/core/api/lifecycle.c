@@ -9,7 +9,6 @@
 #include "core/health/health.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/task.h"
 #include "transport/listener.h"
 
 // Strings are needed only while connecting, so they are not kept.

@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/operation.h"
@@ -16,9 +15,7 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/task.h"
 #include "executor/wait.h"
-#include "transport/connect.h"
 
 enum {
     BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: the operation may be over soon

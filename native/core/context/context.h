@@ -97,6 +97,9 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind);
 // The executor has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
 void context_abort(bhvd_context *ctx, const struct bhvd_error *error);
 
+// A process set is being removed: ends its operations in progress.
+void context_abort_set(bhvd_context *ctx, uint32_t process_set);
+
 // Frees one that has not begun, with its proxies, which nobody else holds.
 void execution_discard(struct execution *execution);
 

@@ -184,32 +184,6 @@ bool operation_awaits_response(bhvd_context *ctx)
     return found;
 }
 
-void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error)
-{
-    for (struct bhvd_operation *op = list, *next; op; op = next) {
-        next = op->next;
-        operation_complete(op, error);
-    }
-}
-
-void operation_abort_set(bhvd_context *ctx, uint32_t process_set)
-{
-    // Operations with a response are in the list of executions, and find that the set is gone when they start.
-    struct bhvd_operation *list = NULL;
-    struct bhvd_error error;
-    error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
-    pthread_mutex_lock(&ctx->post_lock);
-    for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
-        struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
-        if (op->process_set == process_set && op->phase == OPERATION_REQUESTED) {
-            op->next = list;
-            list = op;
-        }
-    }
-    pthread_mutex_unlock(&ctx->post_lock);
-    operation_complete_list(list, &error);
-}
-
 void operation_release(struct bhvd_operation *op)
 {
     if (!op || atomic_fetch_sub(&op->references, 1) != 1)

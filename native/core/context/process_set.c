@@ -49,10 +49,8 @@ int process_set_index(const struct process_set *set, int global_rank)
 
 static void process_set_destroy(struct process_set *set)
 {
-    if (set) {
-        hierarchy_destroy(set->group.hierarchy);
+    if (set)
         group_fini(&set->group);
-    }
     free(set);
 }
 
@@ -85,7 +83,7 @@ bhvd_status process_set_add(struct process_set_table *table, struct executor *ex
     }
     // Block numbers in an area start from the set's generation, after those of any older set.
     if (!set || !group_init(&set->group, exec, ranks, size, index_in(ranks, size, exec->connections.rank), free_id,
-                            table->generation << 40) || hierarchy_create(exec, &set->group)) {
+                            table->generation << 40)) {
         process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
     }

@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/containers.h"
 #include "base/status.h"
 #include "core/engine/process_sets.h"
 #include "core/health/health.h"
@@ -11,7 +9,6 @@
 #include "core/negotiation/departure.h"
 #include "core/negotiation/member.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/task.h"
 #include "executor/wait.h"
 #include "gpu/staging.h"
 

@@ -10,8 +10,6 @@
 #include "collective/collectives.h"
 #include "core/engine/process_sets.h"
 #include "core/negotiation/member.h"
-#include "executor/group.h"
-#include "executor/shared.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"

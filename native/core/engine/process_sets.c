@@ -4,9 +4,6 @@
 #include "core/context/operation.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/group.h"
-#include "executor/shared.h"
-#include "executor/task.h"
 #include "gpu/nccl.h"
 
 bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
@@ -66,7 +63,7 @@ bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation 
     pthread_mutex_lock(&ctx->sets_lock);
     process_set_remove(&ctx->sets, (uint32_t)id);
     pthread_mutex_unlock(&ctx->sets_lock);
-    operation_abort_set(ctx, number);
+    context_abort_set(ctx, number);
     return status;
 }
 

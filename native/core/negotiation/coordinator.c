@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "core/context/response_cache.h"
 #include "core/negotiation/inline_payload.h"

@@ -15,7 +15,6 @@
 
 #include "core/context/context.h"
 #include "core/negotiation/pending.h"
-#include "transport/link.h"
 
 // The requests of one rank.
 struct requester {
@@ -76,16 +75,17 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set);
 enum { WINDOW_BYTES = 128 << 20, WINDOW_SMALL_BYTES = 64 << 10 };
 #define WINDOW_ALONE SIZE_MAX           // nbytes of an execution that must be the only one
 
-// nbytes: of the last `count` executions, newest first; count: 1 to LINK_MATCH_QUEUES.
-static inline int window_of(const size_t *nbytes, int count)
+// nbytes: of the last executions, by their number modulo LINK_MATCH_QUEUES; newest: the number of the last, from 1.
+static inline int window_of(const size_t *nbytes, uint64_t newest)
 {
-    const bool is_small = nbytes[0] <= WINDOW_SMALL_BYTES;
-    size_t total = nbytes[0];
+    size_t total = nbytes[newest % LINK_MATCH_QUEUES];
+    const bool is_small = total <= WINDOW_SMALL_BYTES;
     int window = 1;
-    for (; nbytes[0] != WINDOW_ALONE && window < count && nbytes[window] != WINDOW_ALONE; window++) {
-        if (!is_small && (nbytes[window] > WINDOW_BYTES || total + nbytes[window] > WINDOW_BYTES))
+    for (; total != WINDOW_ALONE && window < LINK_MATCH_QUEUES && (uint64_t)window < newest; window++) {
+        const size_t n = nbytes[(newest - (uint64_t)window) % LINK_MATCH_QUEUES];
+        if (n == WINDOW_ALONE || (!is_small && (n > WINDOW_BYTES || total + n > WINDOW_BYTES)))
             break;
-        total += is_small ? 0 : nbytes[window];
+        total += is_small ? 0 : n;
     }
     return window;
 }

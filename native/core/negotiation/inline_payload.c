@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/context/response_cache.h"

@@ -5,7 +5,6 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "core/context/response_cache.h"
-#include "core/message/frame.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"

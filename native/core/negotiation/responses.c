@@ -24,17 +24,6 @@ static void put_header(struct bytes *out, const struct operation_key *key, uint3
     bytes_put_u8(out, (uint8_t)status);
 }
 
-// Returns the window of the execution with the last number.
-static uint8_t put_in_window(struct coordinator *c, size_t nbytes)
-{
-    size_t newest_first[LINK_MATCH_QUEUES] = {0};
-    int count = 0;
-    c->nbytes_of[c->response_number % LINK_MATCH_QUEUES] = nbytes;
-    for (; count < LINK_MATCH_QUEUES && (uint64_t)count < c->response_number; count++)
-        newest_first[count] = c->nbytes_of[(c->response_number - (uint64_t)count) % LINK_MATCH_QUEUES];
-    return (uint8_t)window_of(newest_first, count);
-}
-
 // Begins a response for `count` operations of `nbytes` in total, in c->out. alone: no other execution may be concurrent.
 static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t count, size_t nbytes, bool alone)
 {
@@ -42,7 +31,8 @@ static void begin_response(struct coordinator *c, uint32_t process_set, uint32_t
     out->size = 0;
     c->range = (struct id_range){0};
     bytes_put_i64(out, (int64_t)++c->response_number);
-    bytes_put_u8(out, put_in_window(c, alone ? WINDOW_ALONE : nbytes));
+    c->nbytes_of[c->response_number % LINK_MATCH_QUEUES] = alone ? WINDOW_ALONE : nbytes;
+    bytes_put_u8(out, (uint8_t)window_of(c->nbytes_of, c->response_number));
     bytes_put_u32(out, c->network.alpha_ns);
     bytes_put_u32(out, c->network.beta_ps);
     bytes_put_u32(out, process_set);
