@@ -3,15 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int local_index_of(const struct connections *c, int rank)
-{
-    return rank == c->rank ? c->local_index : c->links[rank].local_index;
-}
-
 // positions: which of these ranks; NULL: the first `size`.
 static bool init(struct group *group, const struct executor *exec, const int32_t *ranks, const int *positions, int size, int rank,
                  int id, uint64_t first_block)
 {
+    const struct connections *c = &exec->connections;
     *group = (struct group){.id = id, .size = size, .rank = rank, .shared = rank >= 0 && id < SHM_AREAS,
                             .first_block = first_block};
     for (int slot = 0; slot < SHM_SLOTS; slot++)
@@ -20,7 +16,8 @@ static bool init(struct group *group, const struct executor *exec, const int32_t
     group->local_indices = malloc((size_t)size * sizeof *group->local_indices);
     for (int i = 0; i < size && group->ranks && group->local_indices; i++) {
         group->ranks[i] = ranks[positions ? positions[i] : i];
-        group->local_indices[i] = local_index_of(&exec->connections, group->ranks[i]);
+        const int of = group->ranks[i];
+        group->local_indices[i] = of == c->rank ? c->local_index : c->links[of].local_index;
         if (group->local_indices[i] < 0)
             group->shared = false;
     }

@@ -118,14 +118,6 @@ static void load(const struct task *task, size_t begin, size_t nbytes)
     }
 }
 
-// Writes the final values of this part to the tensors.
-static void store(const struct task *task, size_t begin, size_t nbytes)
-{
-    struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
-    if (task->packed)
-        span_unpack(&cursor, task->buffers[FUSION_BUFFER] + begin, nbytes);
-}
-
 static void run_step(const struct task *task, const struct step *step)
 {
     const struct reduction *reduction = &task->operands.reduction;
@@ -142,7 +134,10 @@ static void run_step(const struct task *task, const struct step *step)
             reduction->scale(at(task, step->to), at(task, step->to), reduction->postscale, count);
         break;
     case STEP_STORE:
-        store(task, step->from.offset, step->nbytes);
+        if (task->packed) {
+            struct span_cursor cursor = span_cursor_at(task->operands.list, step->from.offset);
+            span_unpack(&cursor, at(task, step->from), step->nbytes);
+        }
         break;
     case STEP_COPY:
         if (at(task, step->to) != at(task, step->from))

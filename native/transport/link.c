@@ -122,19 +122,15 @@ static struct match_queue **find_pairwise(struct match_queue **at, uint32_t id)
     return at;
 }
 
-static struct match_queue *take_pairwise(struct link *link, uint32_t id)
-{
-    struct match_queue **at = find_pairwise(&link->pairwise, id);
-    if (!*at && (*at = malloc(sizeof **at)))
-        **at = (struct match_queue){.execution = id};
-    return *at;
-}
-
 // The queue of an execution, which may take over another's, or of a pairwise operation. NULL: the other is not over; no memory.
 static struct match_queue *take_queue(struct link *link, uint64_t execution)
 {
-    if (execution & LINK_PAIRWISE)
-        return take_pairwise(link, (uint32_t)execution);
+    if (execution & LINK_PAIRWISE) {
+        struct match_queue **at = find_pairwise(&link->pairwise, (uint32_t)execution);
+        if (!*at && (*at = malloc(sizeof **at)))
+            **at = (struct match_queue){.execution = (uint32_t)execution};
+        return *at;
+    }
     struct match_queue *queue = &link->queues[execution % LINK_MATCH_QUEUES];
     if (queue->execution == (uint32_t)execution)
         return queue;

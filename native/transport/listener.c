@@ -369,15 +369,6 @@ static void listener_free(struct listener *listener)
     free(listener);
 }
 
-static bool listener_start(struct listener *listener)
-{
-    const struct listener_options *o = &listener->options;
-    listener->handshakes.listeners[HANDSHAKE_TCP] = o->tcp_listen_fd;
-    listener->handshakes.listeners[HANDSHAKE_LOCAL] = o->local_listen_fd;
-    listener->connector = connector_create(o->rank, o->endpoints, o->proofs);
-    return listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
-}
-
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error)
 {
     struct listener *listener = calloc(1, sizeof *listener);
@@ -389,7 +380,11 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&listener->lock, NULL);
     listener->known = calloc((size_t)options->size, sizeof *listener->known);
-    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener_start(listener)) {
+    listener->handshakes.listeners[HANDSHAKE_TCP] = options->tcp_listen_fd;
+    listener->handshakes.listeners[HANDSHAKE_LOCAL] = options->local_listen_fd;
+    listener->connector = connector_create(options->rank, options->endpoints, options->proofs);
+    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener->connector ||
+        thread_create(&listener->thread, listener_main, listener) != 0) {
         listener_free(listener);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory or descriptor to accept connections from %d ranks", options->size);
     }

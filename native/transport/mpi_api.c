@@ -167,13 +167,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     return true;
 }
 
-// Appends a reason to the list for the error message.
-static void add_reason(char *reasons, size_t size, const char *path, const char *reason)
-{
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, size - used, "%s%s: %s", used ? "; " : "", path, reason);
-}
-
+// False: appends the reason to the list for the error message.
 static bool load(const char *path, const char *vendor, char *reasons, size_t reasons_size)
 {
     char reason[256];
@@ -185,7 +179,8 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
         snprintf(reason, sizeof reason, "it cannot be loaded (%s)", dlerror());
     else
         dlclose(mpi.handle);
-    add_reason(reasons, reasons_size, path, reason);
+    const size_t used = strlen(reasons);
+    snprintf(reasons + used, reasons_size - used, "%s%s: %s", used ? "; " : "", path, reason);
     return false;
 }
 

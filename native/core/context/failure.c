@@ -63,20 +63,14 @@ static void end_operations(bhvd_context *ctx, bool (*ends)(const struct bhvd_ope
     }
 }
 
-// The first reason is kept: later ones are consequences. False if there was one.
-static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct bhvd_error *error)
-{
-    pthread_mutex_lock(&ctx->post_lock);
-    bool first = !reason->status;
-    if (first)
-        *reason = *error;
-    pthread_mutex_unlock(&ctx->post_lock);
-    return first;
-}
-
 void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
-    if (set_once(ctx, &ctx->closing, error))
+    pthread_mutex_lock(&ctx->post_lock);
+    const bool is_first = !ctx->closing.status;     // later ones are consequences
+    if (is_first)
+        ctx->closing = *error;
+    pthread_mutex_unlock(&ctx->post_lock);
+    if (is_first)
         end_operations(ctx, needs_coordinator, 0, error);
 }
 

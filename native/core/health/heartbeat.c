@@ -52,14 +52,6 @@ static uint64_t oldest_started(const bhvd_context *ctx)
     return oldest ? oldest : ctx->executing;
 }
 
-static uint64_t own_execution(const bhvd_context *ctx)
-{
-    const uint64_t started = oldest_started(ctx);
-    if (started)
-        return started;
-    return ctx->executions.head ? ctx->executions.head->number : 0;
-}
-
 static bool monitors(const bhvd_context *ctx, int rank)
 {
     return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
@@ -68,7 +60,9 @@ static bool monitors(const bhvd_context *ctx, int rank)
 
 static uint64_t earliest_execution(const bhvd_context *ctx)
 {
-    uint64_t earliest = own_execution(ctx);
+    uint64_t earliest = oldest_started(ctx);
+    if (!earliest && ctx->executions.head)
+        earliest = ctx->executions.head->number;
     for (int rank = 0; rank < ctx->options.size && ctx->options.rank == COORDINATOR; rank++) {
         uint64_t execution = ctx->heartbeat->ranks[rank].execution;
         if (monitors(ctx, rank) && execution && (!earliest || execution < earliest))

@@ -136,14 +136,6 @@ static bhvd_status keep_deferred_request(struct coordinator *c, int rank, struct
     return BHVD_OK;
 }
 
-static void count_request(struct requester *requester, struct request *request)
-{
-    request_retain(request);
-    request_release(requester->last);
-    requester->last = request;
-    requester->operations++;
-}
-
 // Counts `pending` for the rank that requested it last.
 static void count_last(struct requester *requester, const struct pending *pending)
 {
@@ -159,7 +151,10 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     struct coordinator *c = ctx->coordinator;
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
-    count_request(&c->requesters[rank], request);
+    request_retain(request);
+    request_release(c->requesters[rank].last);
+    c->requesters[rank].last = request;
+    c->requesters[rank].operations++;
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
     if (coordinator_any_departed(ctx, set, &error))

@@ -108,11 +108,6 @@ static bool can_be_held(const int64_t *rows, int count, size_t row_nbytes)
     return !__builtin_mul_overflow((size_t)sum, row_nbytes, &nbytes) && nbytes <= PTRDIFF_MAX;
 }
 
-static bool agrees_gathered(const struct process_set *set, const struct tensor *tensor, const int64_t *dim0)
-{
-    return dim0[set->group.rank] == tensor->dim0 && can_be_held(dim0, set->group.size, tensor->row_nbytes);
-}
-
 // The rank has checked the rows that it sends itself.
 static bool agrees_exchanged(const struct process_set *set, const struct bhvd_operation *op, const struct tensor *tensor,
                              const int64_t *received)
@@ -138,9 +133,11 @@ bool response_agrees(const struct process_set *set, const struct bhvd_operation 
     if (set->group.rank < 0 || count != per_tensor * op->coll.tensor_count)
         return false;
     for (size_t t = 0; t < op->coll.tensor_count && per_tensor; t++) {
-        const int64_t *of_tensor = numbers + t * per_tensor;
-        if (!(op->coll.kind == BHVD_ALLGATHER ? agrees_gathered(set, &op->coll.tensors[t], of_tensor)
-                                         : agrees_exchanged(set, op, &op->coll.tensors[t], of_tensor)))
+        const struct tensor *tensor = &op->coll.tensors[t];
+        const int64_t *rows = numbers + t * per_tensor;
+        if (!(op->coll.kind == BHVD_ALLGATHER
+                  ? rows[set->group.rank] == tensor->dim0 && can_be_held(rows, set->group.size, tensor->row_nbytes)
+                  : agrees_exchanged(set, op, tensor, rows)))
             return false;
     }
     return true;

@@ -46,17 +46,6 @@ static void entry_free(void *cached)
     free(entry);
 }
 
-static void wait_for_neighbors(struct pairwise *pairwise, struct pairwise_entry *entry, struct bhvd_operation *op)
-{
-    atomic_fetch_add(&op->references, 1);
-    op->is_pairwise = true;
-    entry->op = op;
-    entry->since_ns = entry->warned_ns = clock_now_ns();
-    entry->next_waiting = pairwise->waiting;
-    pairwise->waiting = entry;
-    pairwise->changed = true;
-}
-
 // Removes it from the waiting list. Returns its operation, held.
 static struct bhvd_operation *take_out(struct pairwise *pairwise, struct pairwise_entry *entry)
 {
@@ -208,7 +197,13 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
     if (signal_neighbors(ctx, entry, FRAME_PAIRWISE_READY, ++entry->number, NOBODY_DEPARTED))
         return PAIRWISE_FAILED;
     ctx->counters.cache_hits++;
-    wait_for_neighbors(ctx->pairwise, entry, op);
+    atomic_fetch_add(&op->references, 1);
+    op->is_pairwise = true;
+    entry->op = op;
+    entry->since_ns = entry->warned_ns = clock_now_ns();
+    entry->next_waiting = ctx->pairwise->waiting;
+    ctx->pairwise->waiting = entry;
+    ctx->pairwise->changed = true;
     return PAIRWISE_WAITS;
 }
 

@@ -291,17 +291,11 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
     return status;
 }
 
-static bhvd_status flush_down(bhvd_context *ctx)
+bhvd_status relay_flush(bhvd_context *ctx)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
         status = flush_child(ctx, &ctx->relay->tree.children[i]);
-    return status;
-}
-
-bhvd_status relay_flush(bhvd_context *ctx)
-{
-    bhvd_status status = flush_down(ctx);
     return status ? status : flush_up(ctx);
 }
 

@@ -99,16 +99,6 @@ static struct pending **find_refused(struct coordinator *c, const struct operati
     return at;
 }
 
-// Members that have not revoked it yet will still request it, once each.
-static void keep_refused(struct coordinator *c, struct pending *pending)
-{
-    lru_unpin(&pending->entry);
-    if (pending->requested_count == pending->size)
-        pending_free(pending);
-    else
-        fifo_put(&c->refused, pending, next);
-}
-
 static void forget_refused(struct coordinator *c, struct pending **at)
 {
     struct pending *pending = fifo_remove(&c->refused, at, next);
@@ -149,10 +139,12 @@ static bhvd_status refuse(bhvd_context *ctx, const struct process_set *set, stru
     timeline_negotiation_end(&ctx->timeline, &pending->key);
     timeline_refusal(&ctx->timeline, &pending->key, error->message);
     bhvd_status status = response_refuse_all(ctx, set, pending, error);
-    if (pending->is_revoked)
-        keep_refused(ctx->coordinator, pending);
-    else
+    if (pending->is_revoked && pending->requested_count < pending->size) {
+        lru_unpin(&pending->entry);
+        fifo_put(&ctx->coordinator->refused, pending, next);    // the others will still request it, once each
+    } else {
         pending_free(pending);
+    }
     return status;
 }
 
@@ -170,50 +162,42 @@ bhvd_status refuse_revoked(bhvd_context *ctx, const struct process_set *set, str
 // first of this many latest groups that it fits; programs rarely alternate between more kinds.
 enum { OPEN_GROUPS = 16 };
 
-struct open_groups {
-    struct pending *groups[OPEN_GROUPS];    // the oldest first
-    int count;
-};
-
 void responses_enqueue(struct coordinator *c, struct pending *pending)
 {
     table_remove(&c->pending, &pending->by_name);
     fifo_put(&c->ready, pending, next);
 }
 
-static struct pending *find_fusion_group(const struct open_groups *open, const struct pending *pending, size_t nbytes,
+static struct pending *find_fusion_group(struct pending *const *groups, int count, const struct pending *pending, size_t nbytes,
                                          size_t threshold)
 {
-    for (int i = 0; i < open->count; i++) {
-        if (nbytes <= threshold - open->groups[i]->fused_nbytes &&
-            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - open->groups[i]->fused_request_nbytes &&
-            pending_is_fusable(open->groups[i], pending))
-            return open->groups[i];
+    for (int i = 0; i < count; i++) {
+        if (nbytes <= threshold - groups[i]->fused_nbytes &&
+            pending->requests[pending->first]->size <= REQUEST_BYTES_MAX - groups[i]->fused_request_nbytes &&
+            pending_is_fusable(groups[i], pending))
+            return groups[i];
     }
     return NULL;
 }
 
-static void open_group(struct open_groups *open, struct pending *fusion)
-{
-    if (open->count == OPEN_GROUPS)
-        memmove(open->groups, open->groups + 1, (size_t)--open->count * sizeof *open->groups);
-    open->groups[open->count++] = fusion;
-}
-
 static void fuse(struct coordinator *c, size_t threshold)
 {
-    struct open_groups open = {.count = 0};
+    struct pending *open[OPEN_GROUPS];      // the oldest first
+    int count = 0;
     for (struct pending *p = fifo_take_all(&c->ready), *next; p; p = next) {
         const size_t nbytes = request_nbytes(p->requests[p->first]);
-        struct pending *fusion = find_fusion_group(&open, p, nbytes, threshold);
+        struct pending *fusion = find_fusion_group(open, count, p, nbytes, threshold);
         next = p->next;
         if (fusion) {
             fifo_put(&fusion->fused, p, next);
         } else {
             fusion = p;
             fifo_put(&c->ready, p, next);
-            if (nbytes < threshold && pending_is_fusable(p, p))
-                open_group(&open, p);
+            if (nbytes < threshold && pending_is_fusable(p, p)) {
+                if (count == OPEN_GROUPS)
+                    memmove(open, open + 1, (size_t)--count * sizeof *open);
+                open[count++] = p;
+            }
         }
         fusion->fused_nbytes += nbytes;
         fusion->fused_request_nbytes += p->requests[p->first]->size;
