@@ -28,17 +28,6 @@ static struct block *find(struct block_pool *pool, size_t nbytes)
     return found;
 }
 
-// NULL: out of memory.
-static struct block *allocate(size_t nbytes)
-{
-    struct block *block = aligned_alloc(BLOCK_ALIGNMENT, sizeof *block + nbytes);
-    if (!block)
-        return NULL;
-    pages_prefer_huge(block, nbytes);
-    block->nbytes = nbytes;
-    return block;
-}
-
 void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
 {
     if (nbytes > SIZE_MAX / 2)
@@ -50,8 +39,10 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
         block = find(pool, nbytes);
         pthread_mutex_unlock(&pool->lock);
     }
-    if (!block)
-        block = allocate(nbytes);
+    if (!block && (block = aligned_alloc(BLOCK_ALIGNMENT, sizeof *block + nbytes))) {
+        pages_prefer_huge(block, nbytes);
+        block->nbytes = nbytes;
+    }
     return block ? block + 1 : NULL;
 }
 

@@ -72,13 +72,6 @@ static void destroy_hierarchy(struct hierarchy *h)
     free(h);
 }
 
-// Initializes `part` as the group of `size` members of `group` at `positions`; this rank is at position `rank`. False: no memory.
-static bool init_part(struct group *part, const struct executor *exec, const struct group *group, const int *positions, int size,
-                      int rank)
-{
-    return init(part, exec, group->ranks, positions, size, rank, group->id, group->first_block);
-}
-
 // Sets group->hierarchy, or leaves it NULL. False: no memory.
 static bool create_hierarchy(const struct executor *exec, struct group *group)
 {
@@ -93,7 +86,8 @@ static bool create_hierarchy(const struct executor *exec, struct group *group)
         return true;
     }
     h->local = &h->parts[0];
-    if (!init_part(h->local, exec, group, h->members + h->first[h->host], hierarchy_members_of(h, h->host), h->index))
+    if (!init(h->local, exec, group->ranks, h->members + h->first[h->host], hierarchy_members_of(h, h->host), h->index, group->id,
+              group->first_block))
         return false;
     if (h->index >= h->shards)
         return true;
@@ -101,7 +95,7 @@ static bool create_hierarchy(const struct executor *exec, struct group *group)
     for (int host = 0; host < h->hosts && peers; host++)
         peers[host] = hierarchy_member(h, host, h->index);
     h->cross = &h->parts[1];
-    const bool done = peers && init_part(h->cross, exec, group, peers, h->hosts, h->host);
+    const bool done = peers && init(h->cross, exec, group->ranks, peers, h->hosts, h->host, group->id, group->first_block);
     free(peers);
     return done;
 }

@@ -1,4 +1,4 @@
-#include "executor/span.h"
+#include "executor/collective.h"
 
 #include "base/containers.h"
 

@@ -16,15 +16,11 @@ enum {
     POLL_AGAIN_NS = 100000              // MPI and GPUs have no descriptor to sleep on
 };
 
-static int core_count(void)
-{
-    cpu_set_t set;      // fails if the kernel supports more than 1,024 CPUs
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
-}
-
 void pause_init(struct executor *exec)
 {
-    exec->spin_limit = exec->connections.local_size <= core_count() ? SPIN_ROUNDS : SPIN_ROUNDS_OVERSUBSCRIBED;
+    cpu_set_t set;      // fails if the kernel supports more than 1,024 CPUs
+    const int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    exec->spin_limit = exec->connections.local_size <= cores ? SPIN_ROUNDS : SPIN_ROUNDS_OVERSUBSCRIBED;
     exec->yield_limit = exec->connections.local_size > 1 ? YIELD_ROUNDS : 0;
 }
 

@@ -83,15 +83,6 @@ static bhvd_status fill_endpoint(struct connecting *k, struct endpoint *info)
     return BHVD_OK;
 }
 
-static void terminate_strings(struct endpoint *info)
-{
-    info->version[sizeof info->version - 1] = '\0';
-    info->host[sizeof info->host - 1] = '\0';
-    info->host_id[sizeof info->host_id - 1] = '\0';
-    info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
-    info->negotiation[sizeof info->negotiation - 1] = '\0';
-}
-
 // All ranks have the same data, so all report the same error.
 static bhvd_status check_endpoint(const struct connecting *k, int rank)
 {
@@ -129,8 +120,12 @@ static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint 
     if (!k->c->endpoints || !k->c->proofs)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
     bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->c->endpoints, k->c->proofs, k->error);
-    for (int rank = 0; rank < options->size; rank++)
-        terminate_strings(&k->c->endpoints[rank]);
+    for (int rank = 0; rank < options->size; rank++) {
+        struct endpoint *info = &k->c->endpoints[rank];
+        info->version[sizeof info->version - 1] = info->host[sizeof info->host - 1] = '\0';
+        info->host_id[sizeof info->host_id - 1] = info->negotiation[sizeof info->negotiation - 1] = '\0';
+        info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
+    }
     for (int rank = 0; rank < options->size && !status; rank++)
         status = check_endpoint(k, rank);
     return status;
@@ -249,7 +244,7 @@ static bhvd_status connect_all(struct connecting *k)
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++)
-        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && listener_open_control(c->listener, rank, k->deadline_ns))
+        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && listener_open(c->listener, rank, CHANNEL_CONTROL, k->deadline_ns))
             status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
@@ -414,10 +409,10 @@ bhvd_status connections_open(struct connections *c, struct link *link)
     bhvd_status status = BHVD_OK;
     if (link->opening || !link->lacks_data_channels || c->rank < link->rank)
         return BHVD_OK;
-    if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
+    if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL, 0)))
         link->opening++;
     for (int i = 0; link->state == LINK_OPEN && i < link->data_channel_count && !status; i++)
-        if (link->data_channels[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i)))
+        if (link->data_channels[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i, 0)))
             link->opening++;
     return status;
 }

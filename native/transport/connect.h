@@ -78,8 +78,8 @@ bhvd_status probe_send(int fd, int64_t deadline_ns);
 // beta_ps: picoseconds; 0: everything arrived at once. Measures nothing if it is not 0 before.
 bhvd_status probe_receive(int fd, int64_t round_trip_ns, int64_t deadline_ns, uint32_t *beta_ps);
 
-// channel_mpi.c. Turns the data channels to all ranks of other hosts into MPI channels. Collective over the job; the control sockets
-// must be connected.
+// channel_mpi.c. Turns the data channels to all ranks of other hosts into MPI channels. Collective over the job; the control
+// sockets must be connected.
 bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_error *error);
 // Frees the channels, except memory that MPI holds for a lost rank. Local. Does nothing without mpi_connect.
 void mpi_disconnect(struct connections *c);

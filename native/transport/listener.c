@@ -276,31 +276,20 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
 
 // --------------------------------------------------------------------------------------------------------- outgoing connections
 
-static bhvd_status want(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
-                        int64_t deadline_ns)
+bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel, int64_t start_deadline_ns)
 {
+    const struct listener_options *o = &listener->options;
     struct arrival *arrival = arrival_create(rank, channel);
     if (!arrival)
         return BHVD_ERR_SYSTEM;
-    arrival->is_at_start = is_at_start;
-    arrival->connect_deadline_ns = connect_deadline_ns;
-    arrival->deadline_ns = deadline_ns;
+    arrival->is_at_start = start_deadline_ns != 0;
+    arrival->connect_deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->connect_ms);
+    arrival->deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->open_ms);
     pthread_mutex_lock(&listener->lock);
     fifo_put(&listener->wanted, arrival, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
-}
-
-bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
-{
-    return want(listener, rank, CHANNEL_CONTROL, true, deadline_ns, deadline_ns);
-}
-
-bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
-{
-    return want(listener, rank, channel, false, clock_deadline_ns(listener->options.connect_ms),
-                clock_deadline_ns(listener->options.open_ms));
 }
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
@@ -314,17 +303,6 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
     return auth_explain(status || auth_matches(proof, proofs->received[CHANNEL_LOCAL]) ? status : BHVD_ERR_AUTH, error);
 }
 
-static void take_wanted(struct listener *listener)
-{
-    pthread_mutex_lock(&listener->lock);
-    struct arrival *wanted = fifo_take_all(&listener->wanted);
-    pthread_mutex_unlock(&listener->lock);
-    for (struct arrival *next; wanted; wanted = next) {
-        next = wanted->next;
-        connector_add(listener->connector, wanted);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------------------------ the listener
 
 static void *listener_main(void *arg)
@@ -334,7 +312,10 @@ static void *listener_main(void *arg)
     bool reported = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        take_wanted(listener);
+        pthread_mutex_lock(&listener->lock);
+        for (struct arrival *wanted; (wanted = fifo_take(&listener->wanted, next));)
+            connector_add(listener->connector, wanted);
+        pthread_mutex_unlock(&listener->lock);
         const int incoming = handshake_server_poll(&listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
         const int outgoing = connector_poll(listener->connector, others, &wake_ns);

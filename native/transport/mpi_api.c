@@ -226,11 +226,6 @@ static bhvd_status start(struct bhvd_error *error)
     }
     for (int i = 0; i < 4; i++)
         mpi.threads = provided >= levels[i] ? i : mpi.threads;
-    return BHVD_OK;
-}
-
-static bhvd_status ask_rank(struct bhvd_error *error)
-{
     int code = mpi.call.MPI_Comm_rank(mpi.world, &mpi.rank);
     if (code == MPI_DONE)
         code = mpi.call.MPI_Comm_size(mpi.world, &mpi.size);
@@ -248,8 +243,6 @@ bhvd_status bhvd_mpi_open(const struct bhvd_mpi_options *options, struct bhvd_er
                                "no library of the MPI that started this process was found (%s)", reasons);
         if (!status)
             status = start(error);
-        if (!status)
-            status = ask_rank(error);
         mpi.open = !status;
     }
     pthread_mutex_unlock(&mpi.lock);

@@ -20,7 +20,8 @@ struct set_facts {
 bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,
                             struct bhvd_error *error);
 
-// lifecycle.c, in steps that tests call one by one. Creates everything except the connections, the parts that need them, and the progress thread.
+// context.c, in steps that tests call one by one. Creates everything except the connections, the parts that need them, and the
+// progress thread.
 bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context **out, struct bhvd_error *error);
 // Creates the parts that need the connections: coordinator, relay, heartbeats. BHVD_ERR_SYSTEM: no memory.
 bhvd_status context_prepare(bhvd_context *ctx);

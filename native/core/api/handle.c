@@ -98,16 +98,6 @@ static bhvd_status failure_of(bhvd_context *ctx, struct bhvd_error *error)
     return error->status;
 }
 
-// Checks for NCCL errors that have not been noticed yet. A thread that runs the engine checks by itself.
-static void check_failures(bhvd_context *ctx)
-{
-    if (pthread_mutex_trylock(&ctx->engine_lock))
-        return;
-    if (!ctx->exec.failure.status)
-        communicators_check(ctx);
-    pthread_mutex_unlock(&ctx->engine_lock);
-}
-
 // Waits until the stream has completed its current work or the context fails.
 static int wait_for(bhvd_context *ctx, struct bhvd_device *device, void *event, void *stream, struct bhvd_error *error)
 {
@@ -136,8 +126,11 @@ bhvd_status bhvd_context_wait_gpu(bhvd_context *ctx, bhvd_device *device, struct
         code = wait_for(ctx, device, event, device->from_host, error);
     if (event)
         device->ops->event_destroy(device, event);
-    if (!code)
-        check_failures(ctx);
+    // NCCL errors that have not been noticed yet. A thread that runs the engine checks by itself.
+    if (!code && pthread_mutex_trylock(&ctx->engine_lock) == 0) {
+        communicators_check(ctx);
+        pthread_mutex_unlock(&ctx->engine_lock);
+    }
     if (failure_of(ctx, error))                 // the cause; the driver only reports a consequence
         return error->status;
     return code ? device_failed(device, code, "work of earlier operations failed", error) : BHVD_OK;

@@ -52,7 +52,7 @@ bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation 
         status = shared_barrier(&ctx->exec, &set->group);
     else if (set->group.hierarchy)
         status = shared_barrier(&ctx->exec, set->group.hierarchy->local);
-    pairwise_revoke_set(ctx, number);
+    pairwise_revoke(ctx, &number, NOBODY_DEPARTED);
     if (!status)
         status = executor_wait(&ctx->exec, is_unused, set, -1);
     pairwise_forget_set(ctx, number);

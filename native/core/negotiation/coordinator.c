@@ -136,25 +136,17 @@ static bhvd_status keep_deferred_request(struct coordinator *c, int rank, struct
     return BHVD_OK;
 }
 
-// Counts `pending` for the rank that requested it last.
-static void count_last(struct requester *requester, const struct pending *pending)
-{
-    if (pending->size < 2)
-        return;
-    requester->requested_last++;
-    requester->waited_ns += requester->at_ns > pending->requested_ns ? (uint64_t)(requester->at_ns - pending->requested_ns) : 0;
-}
-
 // Rank `rank` requests `request`: by the id of `entry`, or in full if that is NULL.
 static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = ctx->coordinator;
+    struct requester *requester = &c->requesters[rank];
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
     request_retain(request);
-    request_release(c->requesters[rank].last);
-    c->requesters[rank].last = request;
-    c->requesters[rank].operations++;
+    request_release(requester->last);
+    requester->last = request;
+    requester->operations++;
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
     if (coordinator_any_departed(ctx, set, &error))
@@ -185,10 +177,14 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     pending->requested_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
-        count_last(&c->requesters[rank], pending);
+        if (pending->size > 1) {
+            const int64_t waited_ns = requester->at_ns - pending->requested_ns;
+            requester->requested_last++;
+            requester->waited_ns += waited_ns > 0 ? (uint64_t)waited_ns : 0;
+        }
         responses_enqueue(c, pending);
     }
-    pending->requested_ns = c->requesters[rank].at_ns;
+    pending->requested_ns = requester->at_ns;
     return BHVD_OK;
 }
 

@@ -53,7 +53,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
         }
         if (op->coll.kind == BHVD_JOIN) {
             ctx->has_joined = true;
-            if ((status = pairwise_revoke_all(ctx, NOBODY_DEPARTED)))
+            if ((status = pairwise_revoke(ctx, NULL, NOBODY_DEPARTED)))
                 break;
         }
         op->phase = OPERATION_REQUESTED;

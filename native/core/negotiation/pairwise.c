@@ -207,8 +207,7 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
     return PAIRWISE_WAITS;
 }
 
-// process_set NULL: all.
-static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int departed)
+bhvd_status pairwise_revoke(bhvd_context *ctx, const uint32_t *process_set, int departed)
 {
     bhvd_status status = BHVD_OK;
     for (struct lru_entry *cached = ctx->pairwise->all.oldest; cached && !status; cached = cached->newer) {
@@ -218,9 +217,6 @@ static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, i
     }
     return status;
 }
-
-bhvd_status pairwise_revoke_all(bhvd_context *ctx, int departed) { return revoke_each(ctx, NULL, departed); }
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_DEPARTED); }
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
 {

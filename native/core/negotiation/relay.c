@@ -244,14 +244,6 @@ bhvd_status relay_send_requests(bhvd_context *ctx, const struct bytes *items)
                                : collect(ctx, &ctx->relay->myself, bytes_read(items));
 }
 
-static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
-{
-    int *ranks = ctx->relay->ranks, count = 0;
-    for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
-        ranks[count++] = rank;
-    return ctx->relay->receivers->up(ctx, ranks, count, items);
-}
-
 static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
     struct rank_set *from = &ctx->relay->named;
@@ -261,7 +253,15 @@ static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct 
         const struct bytes_reader group = bytes_take_sub(&r);
         if (r.failed || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
             return BHVD_ERR_PROTOCOL;
-        bhvd_status status = ctx->options.rank == COORDINATOR ? coordinate(ctx, from, group) : collect(ctx, from, group);
+        bhvd_status status;
+        if (ctx->options.rank == COORDINATOR) {
+            int *ranks = ctx->relay->ranks, count = 0;
+            for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
+                ranks[count++] = rank;
+            status = ctx->relay->receivers->up(ctx, ranks, count, group);
+        } else {
+            status = collect(ctx, from, group);
+        }
         if (status)
             return status;
     }
