@@ -35,13 +35,6 @@ static void agree(struct schedule *schedule)
         schedule_send(schedule, (int)child, location, AGREEING_NBYTES, done);
 }
 
-// Whether the response carries the result as inline payload.
-static bool is_inline(const struct operations *operations, int size, const struct bhvd_simulated *operation)
-{
-    return operations->agrees && inline_payload_fits((bhvd_kind)operation->kind, BHVD_OP_SUM, 1, operation->nbytes) &&
-           inline_payload_is_chosen(operations->path, size <= TREE_STAR_RANKS);
-}
-
 static void write_primitive(const struct bhvd_simulated *what, const struct network_cost *network, struct schedule *schedule)
 {
     struct tensor tensor = {.dtype = (bhvd_dtype)what->dtype};
@@ -64,9 +57,11 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         return;
     }
     const struct bhvd_simulated *what = &operations->all[execution];
+    const bool is_inline = operations->agrees && inline_payload_fits((bhvd_kind)what->kind, BHVD_OP_SUM, 1, what->nbytes) &&
+                           inline_payload_is_chosen(operations->path, schedule->size <= TREE_STAR_RANKS);
     if (what->kind != BHVD_ALLREDUCE)
         write_primitive(what, &operations->network, schedule);
-    else if (!is_inline(operations, schedule->size, what))
+    else if (!is_inline)        // else the response carries the result
         allreduce_schedule(schedule, operations->path, &operations->network, what->nbytes,
                            bhvd_dtype_size((bhvd_dtype)what->dtype));
 }

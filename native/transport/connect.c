@@ -244,7 +244,8 @@ static bhvd_status connect_all(struct connecting *k)
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++)
-        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && listener_open(c->listener, rank, CHANNEL_CONTROL, k->deadline_ns))
+        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] &&
+            listener_open(c->listener, rank, CHANNEL_CONTROL, k->deadline_ns))
             status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
@@ -412,7 +413,8 @@ bhvd_status connections_open(struct connections *c, struct link *link)
     if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL, 0)))
         link->opening++;
     for (int i = 0; link->state == LINK_OPEN && i < link->data_channel_count && !status; i++)
-        if (link->data_channels[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i, 0)))
+        if (link->data_channels[i].channel.fd < 0 &&
+            !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i, 0)))
             link->opening++;
     return status;
 }

@@ -107,15 +107,6 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     }
 }
 
-static void send_heartbeat(bhvd_context *ctx, int rank, const struct bytes *payload)
-{
-    struct link *link = &ctx->exec.connections.links[rank];
-    // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
-    // when it is read, after a goodbye that may explain it.
-    if (link->control_out.size == 0)
-        link_send_frame(link, FRAME_HEARTBEAT, payload, true);
-}
-
 void heartbeat_check(bhvd_context *ctx)
 {
     struct heartbeat *h = ctx->heartbeat;
@@ -132,11 +123,15 @@ void heartbeat_check(bhvd_context *ctx)
     struct bytes payload = {0};
     bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
     for (int rank = 0; rank < ctx->options.size && !ctx->exec.failure.status; rank++) {
+        struct link *link = &ctx->exec.connections.links[rank];
         if (monitors(ctx, rank)) {
-            send_heartbeat(ctx, rank, &payload);
+            // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
+            // when it is read, after a goodbye that may explain it.
+            if (link->control_out.size == 0)
+                link_send_frame(link, FRAME_HEARTBEAT, &payload, true);
             check_silence(ctx, rank, now_ns, was_stopped);
         }
-        if (rank != ctx->options.rank && ctx->exec.connections.links[rank].state == LINK_OPEN && !ctx->exec.failure.status)
+        if (rank != ctx->options.rank && link->state == LINK_OPEN && !ctx->exec.failure.status)
             expect_acknowledgement(ctx, rank, now_ns);
     }
     bytes_fini(&payload);

@@ -151,16 +151,6 @@ static void notify_missing(bhvd_context *ctx, const struct stall *stall)
     }
 }
 
-// Keeps them for bhvd_context_stalled.
-static void keep(bhvd_context *ctx, const struct stall *stall)
-{
-    struct bhvd_stalled *before = ctx->stalled.ranks;
-    pthread_mutex_lock(&ctx->stalled.lock);
-    ctx->stalled.ranks = stall->any ? stall->ranks : NULL;
-    pthread_mutex_unlock(&ctx->stalled.lock);
-    free(before);
-}
-
 int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity)
 {
     int count = 0;
@@ -216,7 +206,11 @@ void stall_check(bhvd_context *ctx)
     }
     for (struct pending *pending = NULL; (pending = pending_next(&c->pending, pending));)
         look_at(ctx, pending, &stall);
-    keep(ctx, &stall);
+    struct bhvd_stalled *before = ctx->stalled.ranks;
+    pthread_mutex_lock(&ctx->stalled.lock);
+    ctx->stalled.ranks = stall.any ? stall.ranks : NULL;       // kept for bhvd_context_stalled
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    free(before);
     if (stall.warn || stall.shut_down) {
         log_report(ctx, &stall);
         if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end
