@@ -104,8 +104,6 @@ void pause_engine(struct executor *exec, int *rounds, int64_t deadline_ns, execu
 
 // ----------------------------------------------------------------------------------------- waiting inside an execution
 
-// Waiting inside an execution.
-
 enum { WAITS_PER_POLL = 64 };   // of waits that were ready at once
 
 static int64_t timeout_ns(const struct executor *exec) { return clock_ms_ns(exec->timeout_ms); }

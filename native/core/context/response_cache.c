@@ -2,7 +2,6 @@
 
 #include <stdlib.h>
 
-
 static uint64_t id_hash(uint32_t id) { return id * 0x9e3779b97f4a7c15u >> 16; }
 
 static bool has_key(const struct table_node *node, const void *arg)
