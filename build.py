@@ -106,7 +106,7 @@ LIBRARIES = [
 TENSORFLOW_OPS = {
     "name": "bagua_hvd.tensorflow._ops",
     "sources": [*sorted(str(path.relative_to(ROOT)) for path in (ROOT / TENSORFLOW).glob("*.c")),
-                *(str(NATIVE / "base" / name) for name in ("block_pool.c", "pages.c"))],
+                str(NATIVE / "base" / "block_pool.c")],
     "include_dirs": INCLUDE_DIRS, "extra_compile_args": FLAGS, "libraries": ["pthread", "dl"], "depends": HEADERS,
     "py_limited_api": True,
 }

@@ -15,7 +15,7 @@ from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, line_bytes
 from bagua_hvd.tuning.window import Window
 
-AT_ONCE = 8             # buckets that may be in flight (native/core/negotiation/window.h)
+AT_ONCE = 8             # buckets that may be in flight (native/core/negotiation/coordinator.h)
 AGREED_HOPS = 2
 RATE_KNOWN_TO = 2.0     # factor by which a measured rate of a distant link may be wrong
 _HALVINGS = 8           # of the interval up to it

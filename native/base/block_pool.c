@@ -1,9 +1,11 @@
 #include "base/block_pool.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/clock.h"
-#include "base/pages.h"
+
+enum { HUGE_PAGE = 2 << 20 };
 
 struct block {
     _Alignas(BLOCK_ALIGNMENT) size_t nbytes;        // of the data that follows
@@ -26,17 +28,6 @@ static struct block *find(struct block_pool *pool, size_t nbytes)
     return found;
 }
 
-// NULL: out of memory.
-static struct block *allocate(size_t nbytes)
-{
-    struct block *block = aligned_alloc(BLOCK_ALIGNMENT, sizeof *block + nbytes);
-    if (!block)
-        return NULL;
-    pages_prefer_huge(block, nbytes);
-    block->nbytes = nbytes;
-    return block;
-}
-
 void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
 {
     if (nbytes > SIZE_MAX / 2)
@@ -48,8 +39,10 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes)
         block = find(pool, nbytes);
         pthread_mutex_unlock(&pool->lock);
     }
-    if (!block)
-        block = allocate(nbytes);
+    if (!block && (block = aligned_alloc(BLOCK_ALIGNMENT, sizeof *block + nbytes))) {
+        pages_prefer_huge(block, nbytes);
+        block->nbytes = nbytes;
+    }
     return block ? block + 1 : NULL;
 }
 
@@ -93,4 +86,12 @@ void block_pool_trim(struct block_pool *pool, int64_t since_ns)
 {
     if (pthread_mutex_trylock(&pool->lock) == 0)
         shrink(pool, since_ns);
+}
+
+void pages_prefer_huge(void *data, size_t nbytes)
+{
+    const uintptr_t begin = ((uintptr_t)data + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    const uintptr_t end = ((uintptr_t)data + nbytes) / HUGE_PAGE * HUGE_PAGE;
+    if (begin < end)
+        madvise((void *)begin, end - begin, MADV_HUGEPAGE);
 }

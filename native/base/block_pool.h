@@ -28,3 +28,7 @@ void *block_pool_acquire(struct block_pool *pool, size_t nbytes);
 void block_pool_release(struct block_pool *pool, void *data);
 // Frees the blocks that have not been used since; CLOCK_NEVER: all.
 void block_pool_trim(struct block_pool *pool, int64_t since_ns);
+
+// Requests huge pages for memory that has no pages yet: 512 times fewer faults when it is first written. Has no effect
+// if no huge page fits or the system has none.
+void pages_prefer_huge(void *data, size_t nbytes);

@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
 
 // As pthread_create, with all signals blocked except those for faults of the thread itself.
 static inline int thread_create(pthread_t *thread, void *(*run)(void *), void *arg)
@@ -18,3 +20,8 @@ static inline int thread_create(pthread_t *thread, void *(*run)(void *), void *a
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failure;
 }
+
+// Linux futex, a word of this process: sleeps while *word == expected, at most until deadline_ns (base/clock.h). May return
+// early: check the word again.
+void futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
+void futex_wake_all(_Atomic uint32_t *word);

@@ -7,7 +7,6 @@
 // Cost: k N elements each way per rank.
 #include <math.h>
 
-#include "base/size.h"
 #include "collective/collectives.h"
 
 enum { PIECE = 1024 };

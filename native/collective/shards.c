@@ -2,8 +2,6 @@
 
 #include <stdlib.h>
 
-#include "base/size.h"
-
 static size_t piece_nbytes(const struct shards *x) { return x->shard_nbytes * (size_t)x->h->shards; }
 
 static size_t pieces_of(const struct shards *x) { return (x->nbytes + piece_nbytes(x) - 1) / piece_nbytes(x); }

@@ -7,9 +7,7 @@
 // A vector is cut into pieces, so that shards of some are on the wire while others are reduced or distributed.
 #pragma once
 
-#include "collective/pipelines.h"
-#include "executor/hierarchy.h"
-#include "executor/plan.h"
+#include "collective/collectives.h"
 
 enum { SHARDS_IN_FLIGHT = 4 };
 

@@ -1,7 +1,6 @@
 #include "executor/executor.h"
 
 #include "base/clock.h"
-#include "base/size.h"
 #include "base/status.h"
 
 struct block_pool result_memory = BLOCK_POOL(RESULT_MEMORY_KEPT);

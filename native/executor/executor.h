@@ -1,5 +1,5 @@
 // The executor runs collectives that the engine (core/engine/engine.h) chooses. It has links, memory shared with the
-// host's other ranks, kernels, scratch memory, running tasks (tasks.h), and the first error. It knows positions in groups (group.h)
+// host's other ranks, kernels, scratch memory, running tasks (task.h), and the first error. It knows positions in groups (group.h)
 // and collectives (collective.h), but no names or requests.
 //
 // While an execution waits, the engine's other work must continue: it supplies a few functions for that, the callbacks.
@@ -10,7 +10,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "base/fifo.h"
 #include "executor/collective.h"
 #include "executor/schedule.h"
 #include "kernel/kernel.h"
@@ -56,7 +55,7 @@ struct executor {
     struct bhvd_error failure;          // the reason why nothing can be executed any more
     struct writes writes;
     struct block_pool memory;           // freed fusion buffers, which hold several tensors as one vector, and scratch
-    struct FIFO(struct task) tasks;     // running, in the order in which they were started (tasks.h)
+    struct FIFO(struct task) tasks;     // running, in the order in which they were started (task.h)
     struct progress_timer timer;        // of all of them
     int spin_limit, yield_limit;        // rounds of polling, and of yielding, before the engine sleeps
     int sleep_ms;                       // longest sleep
@@ -83,14 +82,14 @@ void executor_after_fork(struct executor *exec);
 //     1. executor_fail_with keeps the first error and calls `failed` (core/engine/engine.c), which completes all operations that
 //                           are not being executed and, unless this rank leaves, sends a goodbye and aborts NCCL
 //     2. the stack unwinds  each loop over links or tasks checks exec->failure; nothing is freed below an `advance`
-//     3. next engine_poll   tasks_abort frees every task that has `on_complete`, with its schedule and memory (executor/plan.h),
+//     3. next engine_poll   tasks_abort frees every task that has `on_complete`, with its schedule and memory (executor/task.h),
 //                           and completes its operations with the failure. Links do not advance any more: transfers may dangle.
 //     4. executor_wait      returns the failure, or BHVD_OK if ready(arg) is > 0 nevertheless; its caller frees the task it
 //                           started, and completes that execution, always with the failure (start_or_complete in engine.c)
 //     5. operation_complete wakes sleeping callers and completion lists; bhvd_wait returns the operation's error
 //
 // So every execution completes once: in 1 if it has not begun, in 3 if it runs beside others, in 4 if it runs to its end. Tasks
-// without `on_complete` belong to task_execute. A new loop over links or tasks must check exec->failure
+// without `on_complete` belong to plan_execute. A new loop over links or tasks must check exec->failure
 // before each element; a new owner of transfers may free them only after they have ended or the executor has failed.
 
 // Fails the executor because of another rank: nothing can be executed any more. The first failure is kept, since later ones are
@@ -152,3 +151,28 @@ enum { GPU_TIMEOUTS = 20 };
 int64_t executor_gpu_timeout_ns(const struct executor *exec);
 // Fails the executor if the running schedules have made no progress for too long.
 void executor_check_progress(struct executor *exec);
+
+// How values of several ranks are combined.
+struct reduction {
+    bhvd_dtype dtype;
+    kernel_reduce_fn reduce;
+    kernel_scale_fn scale;
+    double prescale, postscale;         // 1.0: no scaling
+};
+
+static inline struct reduction reduction_of(const struct kernel_table *kernels, enum kernel_reduction kind, bhvd_dtype dtype,
+                                            double prescale, double postscale)
+{
+    return (struct reduction){dtype, kernels->reduce[kind][dtype], kernels->scale[dtype], prescale, postscale};
+}
+
+// The reduction of values of `size` ranks. Average is a sum whose postscale includes 1 / size (one multiplication, not
+// two).
+static inline struct reduction reduction_by(const struct executor *exec, const struct collective *coll, bhvd_dtype dtype, int size)
+{
+    const enum kernel_reduction kind = coll->op == BHVD_OP_MIN       ? KERNEL_MIN
+                                       : coll->op == BHVD_OP_MAX     ? KERNEL_MAX
+                                       : coll->op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
+                                                                   : KERNEL_SUM;
+    return reduction_of(&exec->kernels, kind, dtype, coll->prescale_factor, collective_sum_factor(coll, size));
+}

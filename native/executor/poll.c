@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 #include "transport/socket.h"
 
 static void fail_link(struct executor *exec, const struct link *link, bhvd_status status)

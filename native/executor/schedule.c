@@ -1,6 +1,6 @@
 #include "executor/schedule.h"
 
-#include "base/array.h"
+#include "base/containers.h"
 
 void schedule_init(struct schedule *schedule, int size, int rank)
 {

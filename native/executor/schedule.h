@@ -2,7 +2,7 @@
 //
 //     write      by one short function per algorithm (collective/), which knows only the group's size, this rank's position and
 //                the number of bytes, or how the ranks are spread over hosts: so every rank's schedule can be written anywhere
-//     read       by the executor (plan.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
+//     read       by the executor (task.h), which runs many at once; by the checker of tests/native/test_schedules.c; by the
 //                simulator (simulator.h)
 //
 // Messages between two ranks are numbered in the order in which each writes them: the k-th send of one is the k-th receive of
@@ -47,12 +47,15 @@ struct byte_range {
     size_t begin, nbytes;
 };
 
-// Segment `index` of the range; nbytes 0: it has no such segment.
-static inline struct byte_range byte_range_segment(struct byte_range range, size_t index)
+// The segment that begins there; nbytes 0: it is the range's end.
+static inline struct byte_range segment_at(struct byte_range range, size_t begin)
 {
-    const size_t offset = index * SCHEDULE_SEGMENT;
-    return (struct byte_range){range.begin + offset, size_piece(range.nbytes, offset, SCHEDULE_SEGMENT)};
+    return (struct byte_range){begin, size_piece(range.begin + range.nbytes, begin, SCHEDULE_SEGMENT)};
 }
+// The last argument is a range.
+#define for_each_segment(segment, ...)                                                                      \
+    for (struct byte_range whole_ = __VA_ARGS__, segment = segment_at(whole_, whole_.begin); segment.nbytes; \
+         segment = segment_at(whole_, segment.begin + segment.nbytes))
 
 // The size in bytes of whole segments, of which at most `most` make up a vector.
 static inline size_t schedule_piece(size_t nbytes, size_t most)

@@ -1,7 +1,6 @@
 #include "executor/shared.h"
 
 #include "base/clock.h"
-#include "base/size.h"
 
 enum {
     LONG_BYTES = 8 << 20,       // a longer result is no longer in the caches when it is used
@@ -221,13 +220,11 @@ void shared_copy_in(struct executor *exec, const struct reduction *reduction, st
     const size_t element = bhvd_dtype_size(reduction->dtype);
     const bool scales = reduction->prescale != 1.0;
     _Alignas(64) unsigned char scaled[SHARED_L1_BYTES];
-    const unsigned char *src;
-    unsigned char *unused;
-    for (size_t n; (n = span_cursor_next(cursor, scales ? size_min(nbytes, SHARED_L1_BYTES) : nbytes, &src, &unused));
-         nbytes -= n, dst += n) {
+    for (struct span s; (s = span_cursor_next(cursor, scales ? size_min(nbytes, SHARED_L1_BYTES) : nbytes)).nbytes;
+         nbytes -= s.nbytes, dst += s.nbytes) {
         if (scales)
-            reduction->scale(scaled, src, reduction->prescale, n / element);
-        shared_put(exec, dst, scales ? scaled : src, n);
+            reduction->scale(scaled, s.src, reduction->prescale, s.nbytes / element);
+        shared_put(exec, dst, scales ? scaled : s.src, s.nbytes);
     }
 }
 

@@ -13,9 +13,8 @@
 // concurrent ones use the others.
 #pragma once
 
-#include "executor/span.h"
+#include "executor/collective.h"
 #include "executor/group.h"
-#include "executor/reduction.h"
 
 enum { SHARED_L1_BYTES = 16384 };       // reduced at once, so that the sum stays in the L1 cache
 

@@ -1,6 +1,6 @@
-#include "executor/span.h"
+#include "executor/collective.h"
 
-#include "base/array.h"
+#include "base/containers.h"
 
 bool span_list_add(struct span_list *list, const struct tensor *tensor)
 {
@@ -21,7 +21,7 @@ struct span_cursor span_cursor_at(const struct span_list *list, size_t offset)
     return cursor;
 }
 
-size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned char **src, unsigned char **dst)
+struct span span_cursor_next(struct span_cursor *cursor, size_t limit)
 {
     const struct span_list *list = cursor->list;
     while (cursor->span < list->count && cursor->offset == list->spans[cursor->span].nbytes) {
@@ -29,45 +29,38 @@ size_t span_cursor_next(struct span_cursor *cursor, size_t limit, const unsigned
         cursor->offset = 0;
     }
     if (cursor->span == list->count || limit == 0)
-        return 0;
+        return (struct span){0};
     const struct span *span = &list->spans[cursor->span];
-    size_t left = span->nbytes - cursor->offset, n = left < limit ? left : limit;
-    *src = span->src + cursor->offset;
-    *dst = span->dst + cursor->offset;
+    const size_t offset = cursor->offset, n = size_min(span->nbytes - offset, limit);
     cursor->offset += n;
-    return n;
+    return (struct span){span->src + offset, span->dst + offset, n};
 }
 
 void span_cursor_skip(struct span_cursor *cursor, size_t nbytes)
 {
-    const unsigned char *src;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n)
+    for (size_t n; (n = span_cursor_next(cursor, nbytes).nbytes); nbytes -= n)
         ;
 }
 
 void span_list_cut(struct span_list *list, struct span_cursor *cursor, size_t nbytes)
 {
     list->count = list->nbytes = 0;
-    for (size_t n; (n = span_cursor_next(cursor, nbytes - list->nbytes, &list->spans[list->count].src,
-                                         &list->spans[list->count].dst)); list->nbytes += n)
-        list->spans[list->count++].nbytes = n;
+    for (struct span s; (s = span_cursor_next(cursor, nbytes - list->nbytes)).nbytes; list->nbytes += s.nbytes)
+        list->spans[list->count++] = s;
 }
 
 void span_pack(struct span_cursor *cursor, void *to, size_t nbytes)
 {
-    const unsigned char *src;
-    unsigned char *dst, *at = to;
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
-        memcpy(at, src, n);
+    unsigned char *at = to;
+    for (struct span s; (s = span_cursor_next(cursor, nbytes)).nbytes; nbytes -= s.nbytes, at += s.nbytes)
+        memcpy(at, s.src, s.nbytes);
 }
 
 void span_unpack(struct span_cursor *cursor, const void *from, size_t nbytes)
 {
-    const unsigned char *src, *at = from;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(cursor, nbytes, &src, &dst)); nbytes -= n, at += n)
-        memcpy(dst, at, n);
+    const unsigned char *at = from;
+    for (struct span s; (s = span_cursor_next(cursor, nbytes)).nbytes; nbytes -= s.nbytes, at += s.nbytes)
+        memcpy(s.dst, at, s.nbytes);
 }
 
 // The span that holds the whole piece, or NULL. *at: the offset in it.

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
-
 enum {
     PRIORITY_BYTES = 64 << 10,
     LOCAL_BYTES = 256 << 10         // of local work per task before links are polled again
@@ -112,22 +110,12 @@ static void load(const struct task *task, size_t begin, size_t nbytes)
     const struct reduction *reduction = &task->operands.reduction;
     struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
     unsigned char *to = task->buffers[FUSION_BUFFER] + begin;
-    const unsigned char *src;
-    unsigned char *dst;
-    for (size_t n; (n = span_cursor_next(&cursor, nbytes, &src, &dst)); nbytes -= n, to += n) {
+    for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, to += s.nbytes) {
         if (reduction->prescale != 1.0)
-            reduction->scale(to, src, reduction->prescale, n / bhvd_dtype_size(reduction->dtype));
-        else if (to != src)
-            memcpy(to, src, n);
+            reduction->scale(to, s.src, reduction->prescale, s.nbytes / bhvd_dtype_size(reduction->dtype));
+        else if (to != s.src)
+            memcpy(to, s.src, s.nbytes);
     }
-}
-
-// Writes the final values of this part to the tensors.
-static void store(const struct task *task, size_t begin, size_t nbytes)
-{
-    struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
-    if (task->packed)
-        span_unpack(&cursor, task->buffers[FUSION_BUFFER] + begin, nbytes);
 }
 
 static void run_step(const struct task *task, const struct step *step)
@@ -146,7 +134,10 @@ static void run_step(const struct task *task, const struct step *step)
             reduction->scale(at(task, step->to), at(task, step->to), reduction->postscale, count);
         break;
     case STEP_STORE:
-        store(task, step->from.offset, step->nbytes);
+        if (task->packed) {
+            struct span_cursor cursor = span_cursor_at(task->operands.list, step->from.offset);
+            span_unpack(&cursor, at(task, step->from), step->nbytes);
+        }
         break;
     case STEP_COPY:
         if (at(task, step->to) != at(task, step->from))
@@ -298,21 +289,20 @@ static void number_and_link_steps(struct task *task)
     }
 }
 
-struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
-                         const struct operands *operands)
+struct task *task_create(struct executor *exec, struct plan *plan)
 {
     struct task *task = malloc(sizeof *task);
-    const size_t count = (size_t)schedule->count;
+    const size_t count = (size_t)plan->schedule.count;
     if (!task) {
-        schedule_fini(schedule);
+        schedule_fini(&plan->schedule);
         executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
         return NULL;
     }
-    const uint64_t execution = operands->execution ? operands->execution : exec->connections.started;
+    const uint64_t execution = plan->operands.execution ? plan->operands.execution : exec->connections.started;
     *task = (struct task){
-        .execution = execution, .group = group, .exec = exec, .schedule = *schedule, .operands = *operands,
-        .remaining = schedule->count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
-    *schedule = (struct schedule){0};
+        .execution = execution, .group = plan->group, .exec = exec, .schedule = plan->schedule, .operands = plan->operands,
+        .remaining = plan->schedule.count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
+    plan->schedule = (struct schedule){0};
     task->steps = malloc((count + 1) * sizeof *task->steps);
     task->ready = malloc((count + 1) * sizeof *task->ready);
     if (task->schedule.failed || !task->steps || !task->ready || !take_memory(task)) {

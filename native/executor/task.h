@@ -1,11 +1,19 @@
-// A task is a running schedule (schedule.h). It does what is possible whenever links have been polled (tasks.h).
+// Plans, schedules (schedule.h) that have not been started, and tasks, running schedules. Many tasks run at the same time: all do
+// what is possible whenever links have been polled. Only plan_execute waits. Thread: holder of engine_lock.
+//
+// Ownership:
+//     plan               from plan_begin on: the schedule, the list, and the data of `release`. plan_execute and plan_fini free
+//                        them. The engine keeps a concurrent plan until `on_complete` and then calls plan_fini.
+//     task               plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands
+//                        stays the caller's. The task frees schedule, steps and memory at its end.
+//     on failure         plan_start without memory frees the schedule, fails the executor, and does not call `on_complete`. After a
+//                        failure tasks_abort completes all other tasks with it, at the next poll, not in the failed call.
+//                        Links still point to transfers in freed tasks, so nobody polls links once exec->failure is set, and
+//                        link_fini does not access transfers either.
+//     planning           a function that fills a plan leaves it empty when it returns an error.
 #pragma once
 
-#include "executor/group.h"
-#include "executor/reduction.h"
-#include "executor/schedule.h"
 #include "executor/shared.h"
-#include "executor/span.h"
 
 static inline unsigned char *location_pointer(unsigned char *const *buffers, struct location location)
 {
@@ -30,6 +38,41 @@ struct operands {
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id; 0: the execution started last
 };
 
+struct plan {
+    bool is_planned;
+    const struct group *group;
+    struct schedule schedule;
+    struct operands operands;               // operands.list is `list`, or NULL
+    struct span_list list;
+    void (*release)(void *arg);             // frees operands.arg; NULL: owned by someone else
+};
+
+// The caller then writes the schedule.
+struct schedule *plan_begin(struct plan *plan, const struct group *group);
+// Starts it, waits until it is over, and frees the plan.
+bhvd_status plan_execute(struct executor *exec, struct plan *plan);
+// Starts it. on_complete: called after the task is over, or the executor has failed, and the task was freed. The plan stays the
+// caller's. BHVD_ERR_SYSTEM: no memory.
+bhvd_status plan_start(struct executor *exec, struct plan *plan, void (*on_complete)(void *arg, bhvd_status status), void *arg);
+void plan_fini(struct plan *plan);
+
+// Does the work of the tasks that is possible now, without polling links. True if there was any.
+bool tasks_advance(struct executor *exec);
+// Can a task work now without a link event?
+bool tasks_can_advance(struct executor *exec);
+// After the executor has failed: completes the tasks that have `on_complete`. That of plan_execute is freed there.
+void tasks_abort(struct executor *exec);
+// Is a task with this exclusive memory running? NULL: false.
+bool tasks_use_memory(const struct executor *exec, const void *memory);
+// Does a task run in this group?
+bool tasks_use_group(const struct executor *exec, const struct group *group);
+// The number of the oldest execution running here, except pairwise operations; 0: none.
+uint64_t tasks_oldest_execution(const struct executor *exec);
+// The global rank of this host that a task waits for; -1: none.
+int tasks_awaited_rank(const struct executor *exec);
+static inline bool tasks_are_running(const struct executor *exec) { return exec->tasks.head; }
+void tasks_fini(struct executor *exec);
+
 struct step_state;
 
 struct task {
@@ -53,14 +96,13 @@ struct task {
     struct pipeline *pipeline;              // of the one in progress; NULL: none
     int awaited;                            // the global rank of this host that it waits for; -1: none
     struct bhvd_sent *sent;                 // of its execution
-    void (*on_complete)(void *arg, bhvd_status status);
+    void (*on_complete)(void *arg, bhvd_status status);     // NULL: plan_execute polls is_complete, and frees it
     void *arg;
     bool is_complete;
 };
 
-// Moves the schedule into a task. NULL: no memory; the schedule was freed, and the executor has failed.
-struct task *task_create(struct executor *exec, const struct group *group, struct schedule *schedule,
-                         const struct operands *operands);
+// task.c, for tasks.c. Moves the plan's schedule into a task. NULL: no memory; the schedule was freed, and the executor has failed.
+struct task *task_create(struct executor *exec, struct plan *plan);
 void task_free(struct executor *exec, struct task *task);
 
 // Does the steps that are possible now, except those within the host. True if there were any.

@@ -1,6 +1,23 @@
-#include "executor/tasks.h"
-
 #include "executor/task.h"
+
+// --------------------------------------------------------------------------------------------------------------- plans
+
+struct schedule *plan_begin(struct plan *plan, const struct group *group)
+{
+    plan->is_planned = true;
+    plan->group = group;
+    schedule_init(&plan->schedule, group->size, group->rank);
+    return &plan->schedule;
+}
+
+void plan_fini(struct plan *plan)
+{
+    schedule_fini(&plan->schedule);
+    span_list_fini(&plan->list);
+    if (plan->release)
+        plan->release(plan->operands.arg);
+    *plan = (struct plan){0};
+}
 
 static void remove_task(struct executor *exec, struct task *task)
 {
@@ -19,13 +36,23 @@ static void complete(struct executor *exec, struct task *task, bhvd_status statu
     on_complete(arg, status);
 }
 
-void task_start(struct executor *exec, struct task *task, void (*on_complete)(void *arg, bhvd_status status), void *arg)
+// on_complete NULL: the caller waits for is_complete, and removes it. NULL: no memory.
+static struct task *start(struct executor *exec, struct plan *plan, void (*on_complete)(void *arg, bhvd_status status), void *arg)
 {
+    struct task *task = task_create(exec, plan);
+    if (!task)
+        return NULL;
     task->on_complete = on_complete;
     task->arg = arg;
     fifo_put(&exec->tasks, task, next);
     task_advance(exec, task);
     task_advance_within(exec, task);
+    return task;
+}
+
+bhvd_status plan_start(struct executor *exec, struct plan *plan, void (*on_complete)(void *arg, bhvd_status status), void *arg)
+{
+    return start(exec, plan, on_complete, arg) ? BHVD_OK : exec->failure.status;
 }
 
 static int is_complete(struct executor *exec, void *task)
@@ -34,11 +61,15 @@ static int is_complete(struct executor *exec, void *task)
     return ((const struct task *)task)->is_complete;
 }
 
-bhvd_status task_execute(struct executor *exec, struct task *task)
+bhvd_status plan_execute(struct executor *exec, struct plan *plan)
 {
-    task_start(exec, task, NULL, NULL);
-    bhvd_status status = executor_wait(exec, is_complete, task, -1);
-    remove_task(exec, task);
+    struct task *task = start(exec, plan, NULL, NULL);
+    bhvd_status status = exec->failure.status;
+    if (task) {
+        status = executor_wait(exec, is_complete, task, -1);
+        remove_task(exec, task);
+    }
+    plan_fini(plan);
     return status;
 }
 

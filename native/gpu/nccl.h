@@ -12,8 +12,8 @@
 #pragma once
 
 #include "executor/collective.h"
+#include "executor/executor.h"
 #include "executor/group.h"
-#include "executor/reduction.h"
 
 // A process set's agreement, with the communicator of all its members, if there is one. It belongs to the owner of the set.
 struct nccl_comm {

@@ -4,7 +4,7 @@
 #include "collective/collectives.h"
 #include "device/nccl_library.h"
 #include "device/scratch.h"
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 #include "gpu/nccl.h"
 #include "gpu/staging.h"
 

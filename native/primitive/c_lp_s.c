@@ -23,7 +23,7 @@
 // of the vector (collective/shards.h) is a vector of its own, exchanged by its owners; error states are at the offsets of the
 // elements.
 // Cost: as above with n hosts, per host, and N elements within hosts for the mean and as many to distribute the result.
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 #include "primitive/coded.h"
 
 struct c_lp_s {

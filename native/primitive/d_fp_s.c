@@ -12,7 +12,7 @@
 // is written only after it has been sent.
 // Cost: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 #include "primitive/coded.h"
 
 struct d_fp_s {

@@ -27,8 +27,8 @@
 // Cost: as above per host; within hosts N elements for the mean and 3 |Q(N)| bytes to every member.
 #include <string.h>
 
-#include "collective/pipelines.h"
-#include "executor/hierarchy.h"
+#include "collective/collectives.h"
+#include "executor/group.h"
 #include "primitive/coded.h"
 
 enum { PIECES = 32 };       // segments in flight per host, at most: enough for a link with high latency

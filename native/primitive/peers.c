@@ -1,6 +1,6 @@
 #include "primitive/peers.h"
 
-#include "collective/schedules.h"
+#include "collective/collectives.h"
 
 static int shift_one(int n, int i, int round)
 {

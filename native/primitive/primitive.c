@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/status.h"
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 
 static bool shares_memory(const struct group *group) { return group->hierarchy || (group->shared && group->size > 1); }
 

@@ -10,7 +10,7 @@
 #include "collective/collectives.h"
 #include "collective/shards.h"
 #include "executor/collective.h"
-#include "executor/plan.h"
+#include "executor/task.h"
 #include "primitive/peers.h"
 
 // The operation's tensors as one vector. Allocates results for which the caller gave no memory; d_lp_s may have none. list: must be

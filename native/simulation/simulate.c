@@ -1,9 +1,9 @@
 // Runs the simulator on allreduces and primitives between hosts, optionally with negotiation.
 #include "base/status.h"
 #include "collective/collectives.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/inline_payload.h"
-#include "core/negotiation/tree.h"
-#include "core/negotiation/window.h"
+#include "core/negotiation/relay.h"
 #include "primitive/coded.h"
 #include "simulation/simulator.h"
 
@@ -16,7 +16,7 @@ struct operations {
     bool agrees;                // execution 0 is the negotiation
 };
 
-// Negotiation in a star or, about as in core/negotiation/tree.c, a tree: a rank sends requests to the parent after its children's
+// Negotiation in a star or, about as in core/negotiation/relay.c, a tree: a rank sends requests to the parent after its children's
 // have arrived, and responses to the children.
 static void agree(struct schedule *schedule)
 {
@@ -33,13 +33,6 @@ static void agree(struct schedule *schedule)
     }
     for (int64_t child = first; child < first + fanout && child < n; child++)
         schedule_send(schedule, (int)child, location, AGREEING_NBYTES, done);
-}
-
-// Whether the response carries the result as inline payload.
-static bool is_inline(const struct operations *operations, int size, const struct bhvd_simulated *operation)
-{
-    return operations->agrees && inline_payload_fits((bhvd_kind)operation->kind, BHVD_OP_SUM, 1, operation->nbytes) &&
-           inline_payload_is_chosen(operations->path, size <= TREE_STAR_RANKS);
 }
 
 static void write_primitive(const struct bhvd_simulated *what, const struct network_cost *network, struct schedule *schedule)
@@ -64,9 +57,11 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         return;
     }
     const struct bhvd_simulated *what = &operations->all[execution];
+    const bool is_inline = operations->agrees && inline_payload_fits((bhvd_kind)what->kind, BHVD_OP_SUM, 1, what->nbytes) &&
+                           inline_payload_is_chosen(operations->path, schedule->size <= TREE_STAR_RANKS);
     if (what->kind != BHVD_ALLREDUCE)
         write_primitive(what, &operations->network, schedule);
-    else if (!is_inline(operations, schedule->size, what))
+    else if (!is_inline)        // else the response carries the result
         allreduce_schedule(schedule, operations->path, &operations->network, what->nbytes,
                            bhvd_dtype_size((bhvd_dtype)what->dtype));
 }
@@ -74,12 +69,11 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
 static int window(const void *arg, int execution)
 {
     const struct operations *operations = arg;
-    const int first = operations->agrees;
-    size_t newest_first[LINK_MATCH_QUEUES] = {0};
-    int count = 0;
-    for (; count < LINK_MATCH_QUEUES && execution - count >= first; count++)
-        newest_first[count] = operations->all[execution - count - first].nbytes;
-    return count ? window_of(newest_first, count) : 1;
+    const int newest = execution + 1 - operations->agrees;
+    size_t nbytes[LINK_MATCH_QUEUES] = {0};
+    for (int number = newest; number > 0 && number > newest - LINK_MATCH_QUEUES; number--)
+        nbytes[number % LINK_MATCH_QUEUES] = operations->all[number - 1].nbytes;
+    return newest ? window_of(nbytes, (uint64_t)newest) : 1;
 }
 
 static bhvd_status check(const struct bhvd_simulated *what, struct bhvd_error *error)

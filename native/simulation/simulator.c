@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "base/array.h"
+#include "base/containers.h"
 
 // Overhead of a message: its own header, and per packet the headers of Ethernet, IP and TCP.
 enum { HEADER_NBYTES = 16, PACKET_PAYLOAD = 1448, PACKET_OVERHEAD = 66 };

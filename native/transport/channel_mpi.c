@@ -1,4 +1,10 @@
-#include "transport/channel_mpi.h"
+// Channels over MPI: messages between ranks of different hosts, in jobs that mpirun started. Control and liveness
+// stay on the TCP socket of the link.
+//
+// The byte pipe is split into MPI messages of at most PIPE_SLOT_BYTES in slots that this file owns: after a peer's death MPI may
+// access the memory of a request at any time, so it must not be the user's. MPI keeps the order of
+// messages between two ranks with one tag.
+#include "transport/connect.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -6,7 +12,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/mpi_api.h"
 
 enum {
     TAG = 1,

@@ -18,15 +18,12 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "transport/channel_mpi.h"
-#include "transport/connect_local.h"
 #include "transport/listener.h"
-#include "transport/probe.h"
 #include "transport/socket.h"
 
 enum {
-    PROBED = 2,                         // hosts whose lines to rank 0 are measured
-    SMALL = 8                           // up to this many ranks, all links are connected from the beginning
+    SMALL = 8,                          // up to this many ranks, all links are connected from the beginning
+    LOCAL_JOIN_MS = 5000                // limit for the rest of a UNIX connection after the handshake
 };
 
 // -------------------------------------------------------------------------------------------------------- endpoints
@@ -86,15 +83,6 @@ static bhvd_status fill_endpoint(struct connecting *k, struct endpoint *info)
     return BHVD_OK;
 }
 
-static void terminate_strings(struct endpoint *info)
-{
-    info->version[sizeof info->version - 1] = '\0';
-    info->host[sizeof info->host - 1] = '\0';
-    info->host_id[sizeof info->host_id - 1] = '\0';
-    info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
-    info->negotiation[sizeof info->negotiation - 1] = '\0';
-}
-
 // All ranks have the same data, so all report the same error.
 static bhvd_status check_endpoint(const struct connecting *k, int rank)
 {
@@ -132,12 +120,24 @@ static bhvd_status gather_endpoints(struct connecting *k, const struct endpoint 
     if (!k->c->endpoints || !k->c->proofs)
         return error_set(k->error, BHVD_ERR_SYSTEM, "no memory for %d ranks", options->size);
     bhvd_status status = options->gather(options->user, mine, sizeof *mine, k->c->endpoints, k->c->proofs, k->error);
-    for (int rank = 0; rank < options->size; rank++)
-        terminate_strings(&k->c->endpoints[rank]);
+    for (int rank = 0; rank < options->size; rank++) {
+        struct endpoint *info = &k->c->endpoints[rank];
+        info->version[sizeof info->version - 1] = info->host[sizeof info->host - 1] = '\0';
+        info->host_id[sizeof info->host_id - 1] = info->negotiation[sizeof info->negotiation - 1] = '\0';
+        info->allreduce_path[sizeof info->allreduce_path - 1] = '\0';
+    }
     for (int rank = 0; rank < options->size && !status; rank++)
         status = check_endpoint(k, rank);
     return status;
 }
+
+static bool share_memory(const struct connecting *k, int rank, int other)
+{
+    const struct endpoint *endpoints = k->c->endpoints;
+    return endpoints[rank].host_id[0] && strcmp(endpoints[rank].host_id, endpoints[other].host_id) == 0;
+}
+
+bool connecting_shares_memory(const struct connecting *k, int rank) { return share_memory(k, k->c->rank, rank); }
 
 // Equal on all ranks, since all have the same data.
 static void count_hosts(const struct connecting *k)
@@ -145,7 +145,7 @@ static void count_hosts(const struct connecting *k)
     int hosts = 0;
     for (int rank = 0; rank < k->c->size; rank++) {
         int first = 0;
-        while (first < rank && !connecting_share_memory(k, rank, first))
+        while (first < rank && !share_memory(k, rank, first))
             first++;
         k->c->host_of[rank] = first < rank ? k->c->host_of[first] : hosts++;
     }
@@ -176,35 +176,6 @@ static void use_arrival(const struct connections *c, struct link *link, struct a
         link->lacks_data_channels = false;
         for (int i = 0; i < link->data_channel_count; i++)
             link->lacks_data_channels = link->lacks_data_channels || link->data_channels[i].channel.fd < 0;
-    }
-}
-
-static bhvd_status connect_local(struct connecting *k, int rank)
-{
-    int fd = -1;
-    bhvd_status status = local_connect(k, rank, &fd);
-    if (!status)
-        status = listener_handshake_local(k->c->listener, rank, fd, k->deadline_ns, k->error);
-    if (!status)
-        status = local_join(k, rank, fd, k->deadline_ns);
-    if (!status)
-        return BHVD_OK;
-    if (fd >= 0)
-        close(fd);
-    const struct bhvd_error why = *k->error;
-    return why.status ? error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message)
-                      : error_set(k->error, status, "the connection to rank %d broke during setup", rank);
-}
-
-// Retries: a rank of this host that was flooded by strangers may have dropped this connection with theirs.
-static bhvd_status connect_local_again(struct connecting *k, int rank)
-{
-    for (;;) {
-        bhvd_status status = connect_local(k, rank);
-        if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
-            return status;
-        error_clear(k->error);
-        poll(NULL, 0, CONNECTOR_RETRY_MS);
     }
 }
 
@@ -273,50 +244,17 @@ static bhvd_status connect_all(struct connecting *k)
     if (c->local_index == 0)
         status = local_make_memory(k);
     for (int rank = 0; rank < c->rank && !status; rank++)
-        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] && listener_open_control(c->listener, rank, k->deadline_ns))
+        if (!connecting_shares_memory(k, rank) && k->talks_to[rank] &&
+            listener_open(c->listener, rank, CHANNEL_CONTROL, k->deadline_ns))
             status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
     for (int rank = 0; rank < c->rank && !status; rank++)
         if (connecting_shares_memory(k, rank))
-            status = connect_local_again(k, rank);
+            status = local_connect(k, rank);
     if (!status)
         status = await_all(k);
     for (int rank = 0; rank < c->rank && c->size <= SMALL && !status; rank++)
         if (connections_open(c, &c->links[rank]))
             status = error_set(k->error, BHVD_ERR_SYSTEM, "no memory for a connection to rank %d", rank);
-    return status;
-}
-
-static int first_rank_of(const struct connections *c, int host)
-{
-    int rank = 0;
-    while (c->host_of[rank] != host)
-        rank++;
-    return rank;
-}
-
-// The first ranks of PROBED hosts send and rank 0 measures, one after the other: the time does not grow with the number of hosts.
-static bhvd_status probe_lines(struct connecting *k)
-{
-    struct connections *c = k->c;
-    const int64_t known = k->options->known_bytes_per_s, known_ps = known > 0 ? (int64_t)1e12 / known : 0;
-    bhvd_status status = BHVD_OK;
-    int hosts = 0;
-    for (int rank = 0; rank < c->size; rank++)
-        hosts = c->host_of[rank] >= hosts ? c->host_of[rank] + 1 : hosts;
-    for (int i = 0, last = 0; i < PROBED && !status; i++) {
-        const int host = (int)((int64_t)(hosts - 1) * (i + 1) / PROBED), rank = first_rank_of(c, host);
-        uint32_t beta_ps = known_ps < UINT32_MAX ? (uint32_t)known_ps : UINT32_MAX;
-        if (host == last)
-            continue;
-        last = host;
-        if (c->rank == 0)
-            status = probe_receive(c->links[rank].control.fd, c->links[rank].round_trip_ns, k->deadline_ns, &beta_ps);
-        else if (c->rank == rank)
-            status = probe_send(c->links[0].control.fd, k->deadline_ns);
-        c->beta_ps = c->beta_ps < beta_ps ? beta_ps : c->beta_ps;
-        if (status)
-            error_set(k->error, status, "the connection between rank 0 and rank %d broke while it was measured", rank);
-    }
     return status;
 }
 
@@ -461,17 +399,22 @@ bhvd_status connections_init(struct connections *c, const struct bhvd_context_op
     return status;
 }
 
-void connections_close(struct connections *c) { listener_close(c->listener); }
+void connections_close(struct connections *c)
+{
+    mpi_disconnect(c);
+    listener_close(c->listener);
+}
 
 bhvd_status connections_open(struct connections *c, struct link *link)
 {
     bhvd_status status = BHVD_OK;
     if (link->opening || !link->lacks_data_channels || c->rank < link->rank)
         return BHVD_OK;
-    if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL)))
+    if (link->state == LINK_UNCONNECTED && !(status = listener_open(c->listener, link->rank, CHANNEL_CONTROL, 0)))
         link->opening++;
     for (int i = 0; link->state == LINK_OPEN && i < link->data_channel_count && !status; i++)
-        if (link->data_channels[i].channel.fd < 0 && !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i)))
+        if (link->data_channels[i].channel.fd < 0 &&
+            !(status = listener_open(c->listener, link->rank, CHANNEL_DATA + (uint32_t)i, 0)))
             link->opening++;
     return status;
 }

@@ -1,14 +1,19 @@
-#include "transport/connect_local.h"
+#include "transport/connect.h"
 
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "transport/listener.h"
 #include "transport/socket.h"
 
 #ifndef MFD_NOEXEC_SEAL                 // before glibc 2.38
@@ -36,7 +41,8 @@ bhvd_status local_listen(struct connecting *k, const struct endpoint *mine)
     return BHVD_OK;
 }
 
-bhvd_status local_connect(struct connecting *k, int rank, int *out)
+// The socket is not yet authenticated.
+static bhvd_status open_socket(struct connecting *k, int rank, int *out)
 {
     socklen_t size;
     struct sockaddr_un address = local_address(&k->c->endpoints[rank], &size);
@@ -136,7 +142,8 @@ bhvd_status local_make_memory(struct connecting *k)
     return map_shm_segment(k);
 }
 
-void connections_use_rings(struct connections *c, int peer, int local_index, int doorbell_fd)
+// Gives the link to `peer`, with index `local_index` on this host, its rings and doorbell; doorbell_fd then belongs to the link.
+static void use_rings(struct connections *c, int peer, int local_index, int doorbell_fd)
 {
     struct link *link = &c->links[peer];
     link->local_index = local_index;
@@ -179,6 +186,89 @@ bhvd_status local_join(struct connecting *k, int rank, int fd, int64_t deadline_
         return status;
     }
     c->links[rank].liveness_fd = fd;
-    connections_use_rings(c, rank, index, received[0]);
+    use_rings(c, rank, index, received[0]);
+    return BHVD_OK;
+}
+
+static bhvd_status connect_once(struct connecting *k, int rank)
+{
+    int fd = -1;
+    bhvd_status status = open_socket(k, rank, &fd);
+    if (!status)
+        status = listener_handshake_local(k->c->listener, rank, fd, k->deadline_ns, k->error);
+    if (!status)
+        status = local_join(k, rank, fd, k->deadline_ns);
+    if (!status)
+        return BHVD_OK;
+    if (fd >= 0)
+        close(fd);
+    const struct bhvd_error why = *k->error;
+    return why.status ? error_set(k->error, status, "no connection to rank %d: %.900s", rank, why.message)
+                      : error_set(k->error, status, "the connection to rank %d broke during setup", rank);
+}
+
+// Retries: a rank of this host that was flooded by strangers may have dropped this connection with theirs.
+bhvd_status local_connect(struct connecting *k, int rank)
+{
+    for (;;) {
+        bhvd_status status = connect_once(k, rank);
+        if (status != BHVD_ERR_PEER_LOST || clock_remaining_ms(k->deadline_ns) == 0)
+            return status;
+        error_clear(k->error);
+        poll(NULL, 0, CONNECTOR_RETRY_MS);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- inproc
+
+// The inproc transport: n ranks are n threads of one process, for tests. The "host memory" is anonymous memory.
+struct inproc_world {
+    struct shm_segment memory;
+    int doorbell_fds[];         // by rank, duplicated into every link
+};
+
+void *bhvd_inproc_world_create(int size)
+{
+    if (size < 1)
+        return NULL;
+    struct inproc_world *world = calloc(1, sizeof *world + (size_t)size * sizeof(int));
+    if (!world)
+        return NULL;
+    size_t bytes = shm_segment_size(size);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) {
+        free(world);
+        return NULL;
+    }
+    world->memory = (struct shm_segment){.base = base, .size = bytes, .ranks = size};
+    for (int i = 0; i < size; i++)
+        world->doorbell_fds[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return world;
+}
+
+void bhvd_inproc_world_destroy(void *handle)
+{
+    struct inproc_world *world = handle;
+    if (!world)
+        return;
+    for (int i = 0; i < world->memory.ranks; i++)
+        close(world->doorbell_fds[i]);
+    munmap(world->memory.base, world->memory.size);
+    free(world);
+}
+
+bhvd_status inproc_connect(struct connections *c, void *handle, struct bhvd_error *error)
+{
+    struct inproc_world *world = handle;
+    if (!world || world->memory.ranks != c->size)
+        return error_set(error, BHVD_ERR_ARGUMENT, "transport \"inproc\" needs a world of %d ranks", c->size);
+    c->shm = world->memory;
+    c->local_index = c->rank;
+    c->local_size = c->size;
+    c->doorbell = (struct doorbell){shm_segment_doorbell(&c->shm, c->rank), dup(world->doorbell_fds[c->rank])};
+    for (int peer = 0; peer < c->size; peer++) {
+        if (peer != c->rank)
+            use_rings(c, peer, peer, dup(world->doorbell_fds[peer]));
+    }
     return BHVD_OK;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
 #include "base/status.h"
 
 enum {
@@ -127,7 +126,7 @@ static bhvd_status connect_begin(const struct connector *connector, struct attem
 {
     const struct endpoint *peer = peer_of(connector, a);
     enter(a, CONNECTING);
-    // On a control channel the bandwidth may be measured (probe.h).
+    // On a control channel the bandwidth may be measured (probe.c).
     return socket_connect_begin(peer->host, peer->port,
                                 a->arrival->channel == CHANNEL_CONTROL ? SOCKET_UNSPACED : NULL, &a->fd, error);
 }

@@ -6,7 +6,6 @@
 #include <stdbool.h>
 
 #include "transport/auth.h"
-#include "transport/endpoint.h"
 #include "transport/link.h"
 
 enum {
@@ -18,7 +17,7 @@ enum {
 struct arrival {
     struct arrival *next;
     int rank;                           // -1: none; this rank can accept no connection, error says why
-    uint32_t channel;                   // CHANNEL_LOCAL: a UNIX connection, still to be joined (connect_local.h)
+    uint32_t channel;                   // CHANNEL_LOCAL: a UNIX connection, still to be joined (connect_local.c)
     int fd;
     int data_channel_count;             // control channel: as agreed between the two
     int64_t round_trip_ns;              // control channel

@@ -122,19 +122,15 @@ static struct match_queue **find_pairwise(struct match_queue **at, uint32_t id)
     return at;
 }
 
-static struct match_queue *take_pairwise(struct link *link, uint32_t id)
-{
-    struct match_queue **at = find_pairwise(&link->pairwise, id);
-    if (!*at && (*at = malloc(sizeof **at)))
-        **at = (struct match_queue){.execution = id};
-    return *at;
-}
-
 // The queue of an execution, which may take over another's, or of a pairwise operation. NULL: the other is not over; no memory.
 static struct match_queue *take_queue(struct link *link, uint64_t execution)
 {
-    if (execution & LINK_PAIRWISE)
-        return take_pairwise(link, (uint32_t)execution);
+    if (execution & LINK_PAIRWISE) {
+        struct match_queue **at = find_pairwise(&link->pairwise, (uint32_t)execution);
+        if (!*at && (*at = malloc(sizeof **at)))
+            **at = (struct match_queue){.execution = (uint32_t)execution};
+        return *at;
+    }
     struct match_queue *queue = &link->queues[execution % LINK_MATCH_QUEUES];
     if (queue->execution == (uint32_t)execution)
         return queue;
@@ -298,17 +294,13 @@ static bool has_started(const struct link *link, const struct transfer_header *h
     return is_of_pairwise(header) || (int32_t)(header->execution - (uint32_t)*link->started) <= 0;
 }
 
-// An execution that ended long ago has no more messages.
-static bool is_long_over(const struct link *link, const struct transfer_header *header)
-{
-    return !is_of_pairwise(header) && (uint32_t)*link->started - header->execution >= LINK_MATCH_QUEUES;
-}
-
 // The queue of an incoming message. NULL: the peer sent a message of no valid execution, or no memory.
 static struct match_queue *queue_for(struct link *link, const struct transfer_header *header)
 {
-    return is_long_over(link, header) ? NULL
-                                      : take_queue(link, header->execution | (is_of_pairwise(header) ? LINK_PAIRWISE : 0));
+    if (is_of_pairwise(header))
+        return take_queue(link, LINK_PAIRWISE | header->execution);
+    const bool is_long_over = (uint32_t)*link->started - header->execution >= LINK_MATCH_QUEUES;    // it has no more messages
+    return is_long_over ? NULL : take_queue(link, header->execution);
 }
 
 // Could an expected message be behind an unexpected one? One of the same execution is not blocked for good: test_schedules.c runs

@@ -8,16 +8,16 @@
 // their sizes are compared, so that a disagreement is an error, not garbage.
 // A message that arrives before its receive is posted waits in its socket, and blocks those behind it. If another execution's
 // expected message could be behind it, the link reads it into its own memory (an unexpected message): otherwise two ranks
-// could deadlock. Messages of an execution that has not started here are not read: its window (core/negotiation/window.h) ensures
-// that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
+// could deadlock. Messages of an execution that has not started here are not read: its window (core/negotiation/coordinator.h)
+// ensures that nobody needs messages behind them. A pairwise operation (core/negotiation/pairwise.h) has no place in the order of
 // executions, so its messages are read even before it has started here. Unexpected messages take no more memory than the peer sends
 // in executions in flight, whose bytes the window limits, and in pairwise operations that this rank has
 // posted. Thread: holder of engine_lock.
 #pragma once
 
 #include "base/bytes.h"
-#include "base/fifo.h"
-#include "transport/transport.h"
+#include "base/containers.h"
+#include "transport/channel.h"
 
 enum {
     LINK_FRAME_MAX = 64 << 20,                  // bytes of a control frame's payload

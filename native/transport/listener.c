@@ -7,13 +7,160 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/fifo.h"
 #include "base/status.h"
 #include "base/thread.h"
-#include "transport/handshake_server.h"
+
+// ---------------------------------------------------------------------------------------------------- handshake server
+
+// Accepts connections and reads an introduction (auth.h) from each. Peers that have not sent theirs (strangers) are served
+// concurrently: a slow, silent or hostile one delays nobody and is dropped after HANDSHAKE_STRANGER_MS, and their number is
+// bounded. A new one evicts a random stranger, so a flood cannot keep out a rank, which retries (connector.h). The server sends
+// nothing. It never blocks: the owner polls for it (handshake_server_poll). One thread.
+enum {
+    HANDSHAKE_STRANGERS_MAX = 256, HANDSHAKE_STRANGER_MS = 5000, HANDSHAKE_LACKING_MS = 3000,
+    HANDSHAKE_TCP = 0, HANDSHAKE_LOCAL = 1, HANDSHAKE_LISTENERS = 2,    // HANDSHAKE_LOCAL: a UNIX socket, for this user only
+    HANDSHAKE_POLLS_MAX = HANDSHAKE_LISTENERS + HANDSHAKE_STRANGERS_MAX,
+    ACCEPT_BATCH = 64,          // connections accepted at a time, before existing ones are served
+    ACCEPT_PAUSE_MS = 100       // when out of descriptors
+};
+
+struct stranger {
+    int fd, listener;           // HANDSHAKE_TCP or HANDSHAKE_LOCAL
+    int64_t deadline_ns;
+    size_t moved;               // bytes of the introduction
+    struct introduction introduction;
+};
+
+struct handshake_server {
+    int listeners[HANDSHAKE_LISTENERS];     // non-blocking; -1: none
+    int64_t accept_again_ns;
+    int64_t lacking_since_ns;   // since when descriptors or memory are lacking; 0: they are not
+    int unserved;               // strangers that were polled and not yet handled
+    int count;
+    struct stranger strangers[HANDSHAKE_STRANGERS_MAX];     // in order of arrival
+};
+
+static void forget(struct handshake_server *handshakes, int index)
+{
+    handshakes->count--;
+    memmove(handshakes->strangers + index, handshakes->strangers + index + 1,
+            (size_t)(handshakes->count - index) * sizeof handshakes->strangers[0]);
+}
+
+static void drop(struct handshake_server *handshakes, int index)
+{
+    const int fd = handshakes->strangers[index].fd;
+    forget(handshakes, index);
+    close(fd);
+}
+
+// Closes connections that have not been handed out.
+static void handshake_server_close(struct handshake_server *handshakes)
+{
+    while (handshakes->count)
+        drop(handshakes, handshakes->count - 1);
+}
+
+// Drops a random stranger. False: there is none.
+static bool evict_one(struct handshake_server *handshakes)
+{
+    unsigned random = 0;
+    if (!handshakes->count)
+        return false;
+    (void)!getrandom(&random, sizeof random, GRND_NONBLOCK);
+    drop(handshakes, (int)(random % (unsigned)handshakes->count));
+    return true;
+}
+
+// Out of descriptors or memory, with no stranger to evict.
+static bhvd_status pause_accepting(struct handshake_server *handshakes)
+{
+    const int64_t now_ns = clock_now_ns();
+    const int failure = errno;
+    handshakes->accept_again_ns = now_ns + clock_ms_ns(ACCEPT_PAUSE_MS);
+    if (!handshakes->lacking_since_ns)
+        handshakes->lacking_since_ns = now_ns;
+    errno = failure;
+    return now_ns - handshakes->lacking_since_ns >= clock_ms_ns(HANDSHAKE_LACKING_MS) ? BHVD_ERR_SYSTEM : BHVD_OK;
+}
+
+static bhvd_status accept_some(struct handshake_server *handshakes, int listener)
+{
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        int fd;
+        bhvd_status status = socket_accept(handshakes->listeners[listener], &fd);
+        if (status == BHVD_ERR_TIMEOUT)
+            break;
+        if (status && !evict_one(handshakes))
+            return pause_accepting(handshakes);
+        if (status)
+            continue;
+        handshakes->lacking_since_ns = 0;
+        if (listener == HANDSHAKE_LOCAL && !socket_is_of_this_user(fd)) {
+            close(fd);
+            continue;
+        }
+        if (handshakes->count == HANDSHAKE_STRANGERS_MAX)
+            evict_one(handshakes);
+        handshakes->strangers[handshakes->count++] =
+            (struct stranger){.fd = fd, .listener = listener, .deadline_ns = clock_deadline_ns(HANDSHAKE_STRANGER_MS)};
+    }
+    return BHVD_OK;
+}
+
+// Fills in the descriptors to poll, at most HANDSHAKE_POLLS_MAX, returns how many, and lowers *wake_ns to the server's next
+// timeout.
+static int handshake_server_poll(struct handshake_server *handshakes, struct pollfd *polls, int64_t *wake_ns)
+{
+    const bool accepts = handshakes->accept_again_ns <= clock_now_ns();
+    const int64_t due_ns = handshakes->count ? handshakes->strangers[0].deadline_ns : CLOCK_NEVER;
+    for (int i = 0; i < HANDSHAKE_LISTENERS; i++)
+        polls[i] = (struct pollfd){.fd = accepts ? handshakes->listeners[i] : -1, .events = POLLIN};
+    for (int i = 0; i < handshakes->count; i++)
+        polls[HANDSHAKE_LISTENERS + i] = (struct pollfd){.fd = handshakes->strangers[i].fd, .events = POLLIN};
+    handshakes->unserved = handshakes->count;
+    *wake_ns = due_ns < *wake_ns ? due_ns : *wake_ns;
+    if (!accepts && handshakes->accept_again_ns < *wake_ns)
+        *wake_ns = handshakes->accept_again_ns;
+    return HANDSHAKE_LISTENERS + handshakes->count;
+}
+
+// After the poll, with these entries, until it is not BHVD_OK: the next stranger that has sent its introduction, which is
+// not checked yet. The caller owns its descriptor.
+// BHVD_ERR_TIMEOUT: no more. BHVD_ERR_SYSTEM, with errno: no more, and this process has lacked descriptors or memory to accept
+// connections for HANDSHAKE_LACKING_MS.
+static bhvd_status handshake_server_next(struct handshake_server *handshakes, struct pollfd *polls, struct stranger *out)
+{
+    const int64_t now_ns = clock_now_ns();
+    // In descending order, so that a removal does not move the strangers that are still to be served.
+    while (handshakes->unserved > 0) {
+        const int i = --handshakes->unserved;
+        struct stranger *s = &handshakes->strangers[i];
+        const bhvd_status status = polls[HANDSHAKE_LISTENERS + i].revents
+                                       ? socket_read_part(s->fd, &s->introduction, sizeof s->introduction, &s->moved)
+                                       : BHVD_IN_PROGRESS;
+        if (!status) {
+            *out = *s;
+            forget(handshakes, i);
+            return BHVD_OK;
+        }
+        if (status != BHVD_IN_PROGRESS || s->deadline_ns <= now_ns)
+            drop(handshakes, i);
+    }
+    for (int i = 0; i < HANDSHAKE_LISTENERS; i++) {
+        bhvd_status status = polls[i].revents ? accept_some(handshakes, i) : BHVD_OK;
+        polls[i].revents = 0;
+        if (status)
+            return status;
+    }
+    return BHVD_ERR_TIMEOUT;
+}
+
+// ------------------------------------------------------------------------------------------------------------ arrivals
 
 // The channels that a rank has connected so far, except CHANNEL_LOCAL, which it may try again.
 struct known {
@@ -31,7 +178,7 @@ struct listener {
     struct FIFO(struct arrival) arrivals;
     struct FIFO(struct arrival) wanted; // not yet passed to the connector
     struct known *known;                // owned by the thread, as are the next two
-    struct handshake_server *handshakes;
+    struct handshake_server handshakes;
     struct connector *connector;
     pthread_t thread;
     int wake_fd;                        // an eventfd that wakes the thread for connections to be made and for its end
@@ -77,7 +224,7 @@ static bool is_valid(const struct listener *listener, const struct introduction 
     return introduction->channel < CHANNEL_DATA || introduction->channel - CHANNEL_DATA < known->data_channels;
 }
 
-static bool let_in(struct listener *listener, const struct introduced *peer)
+static bool let_in(struct listener *listener, const struct stranger *peer)
 {
     const struct introduction *introduction = &peer->introduction;
     const bool local = peer->listener == HANDSHAKE_LOCAL;
@@ -117,9 +264,9 @@ static void report(struct listener *listener, bool *reported)
 
 static void accept_ready(struct listener *listener, struct pollfd *polls, bool *reported)
 {
-    struct introduced peer;
+    struct stranger peer;
     bhvd_status status;
-    while (!(status = handshake_server_next(listener->handshakes, polls, &peer))) {
+    while (!(status = handshake_server_next(&listener->handshakes, polls, &peer))) {
         if (!let_in(listener, &peer))
             close(peer.fd);
     }
@@ -129,31 +276,20 @@ static void accept_ready(struct listener *listener, struct pollfd *polls, bool *
 
 // --------------------------------------------------------------------------------------------------------- outgoing connections
 
-static bhvd_status want(struct listener *listener, int rank, uint32_t channel, bool is_at_start, int64_t connect_deadline_ns,
-                        int64_t deadline_ns)
+bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel, int64_t start_deadline_ns)
 {
+    const struct listener_options *o = &listener->options;
     struct arrival *arrival = arrival_create(rank, channel);
     if (!arrival)
         return BHVD_ERR_SYSTEM;
-    arrival->is_at_start = is_at_start;
-    arrival->connect_deadline_ns = connect_deadline_ns;
-    arrival->deadline_ns = deadline_ns;
+    arrival->is_at_start = start_deadline_ns != 0;
+    arrival->connect_deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->connect_ms);
+    arrival->deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->open_ms);
     pthread_mutex_lock(&listener->lock);
     fifo_put(&listener->wanted, arrival, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
-}
-
-bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns)
-{
-    return want(listener, rank, CHANNEL_CONTROL, true, deadline_ns, deadline_ns);
-}
-
-bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel)
-{
-    return want(listener, rank, channel, false, clock_deadline_ns(listener->options.connect_ms),
-                clock_deadline_ns(listener->options.open_ms));
 }
 
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error)
@@ -167,17 +303,6 @@ bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd
     return auth_explain(status || auth_matches(proof, proofs->received[CHANNEL_LOCAL]) ? status : BHVD_ERR_AUTH, error);
 }
 
-static void take_wanted(struct listener *listener)
-{
-    pthread_mutex_lock(&listener->lock);
-    struct arrival *wanted = fifo_take_all(&listener->wanted);
-    pthread_mutex_unlock(&listener->lock);
-    for (struct arrival *next; wanted; wanted = next) {
-        next = wanted->next;
-        connector_add(listener->connector, wanted);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------------------------ the listener
 
 static void *listener_main(void *arg)
@@ -187,8 +312,11 @@ static void *listener_main(void *arg)
     bool reported = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        take_wanted(listener);
-        const int incoming = handshake_server_poll(listener->handshakes, polls + 1, &wake_ns);
+        pthread_mutex_lock(&listener->lock);
+        for (struct arrival *wanted; (wanted = fifo_take(&listener->wanted, next));)
+            connector_add(listener->connector, wanted);
+        pthread_mutex_unlock(&listener->lock);
+        const int incoming = handshake_server_poll(&listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
         const int outgoing = connector_poll(listener->connector, others, &wake_ns);
         socket_poll(polls, 1 + (size_t)(incoming + outgoing), wake_ns);
@@ -205,9 +333,8 @@ static void *listener_main(void *arg)
 static void hang_up(struct listener *listener)
 {
     connector_destroy(listener->connector);
-    handshake_server_destroy(listener->handshakes);
+    handshake_server_close(&listener->handshakes);
     listener->connector = NULL;
-    listener->handshakes = NULL;
 }
 
 static void listener_free(struct listener *listener)
@@ -223,15 +350,6 @@ static void listener_free(struct listener *listener)
     free(listener);
 }
 
-static bool listener_start(struct listener *listener)
-{
-    const struct listener_options *o = &listener->options;
-    const int listeners[] = {[HANDSHAKE_TCP] = o->tcp_listen_fd, [HANDSHAKE_LOCAL] = o->local_listen_fd};
-    listener->handshakes = handshake_server_create(listeners);
-    listener->connector = connector_create(o->rank, o->endpoints, o->proofs);
-    return listener->handshakes && listener->connector && thread_create(&listener->thread, listener_main, listener) == 0;
-}
-
 bhvd_status listener_create(const struct listener_options *options, struct listener **out, struct bhvd_error *error)
 {
     struct listener *listener = calloc(1, sizeof *listener);
@@ -243,7 +361,11 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     listener->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     pthread_mutex_init(&listener->lock, NULL);
     listener->known = calloc((size_t)options->size, sizeof *listener->known);
-    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener_start(listener)) {
+    listener->handshakes.listeners[HANDSHAKE_TCP] = options->tcp_listen_fd;
+    listener->handshakes.listeners[HANDSHAKE_LOCAL] = options->local_listen_fd;
+    listener->connector = connector_create(options->rank, options->endpoints, options->proofs);
+    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener->connector ||
+        thread_create(&listener->thread, listener_main, listener) != 0) {
         listener_free(listener);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory or descriptor to accept connections from %d ranks", options->size);
     }
@@ -273,8 +395,7 @@ void listener_after_fork(struct listener *listener)
 {
     if (!listener)
         return;
-    if (listener->handshakes)
-        handshake_server_after_fork(listener->handshakes);
+    handshake_server_close(&listener->handshakes);
     if (listener->connector)
         connector_after_fork(listener->connector);
     for (struct arrival *arrival = listener->arrivals.head; arrival; arrival = arrival->next)

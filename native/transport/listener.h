@@ -30,10 +30,8 @@ void listener_destroy(struct listener *listener);
 // In a forked child: closes its copies of the listening sockets, and of connections in progress.
 void listener_after_fork(struct listener *listener);
 
-// Starts connecting a control channel at the start of the job; an arrival reports the result.
-bhvd_status listener_open_control(struct listener *listener, int rank, int64_t deadline_ns);
-// The same later, for any channel.
-bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel);
+// Starts connecting a channel; an arrival reports the result. start_deadline_ns: of the start of the job; 0: later.
+bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel, int64_t start_deadline_ns);
 // Runs the connecting side of the handshake over a UNIX connection to a rank of this host. Blocks.
 bhvd_status listener_handshake_local(struct listener *listener, int rank, int fd, int64_t deadline_ns, struct bhvd_error *error);
 

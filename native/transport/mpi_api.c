@@ -167,13 +167,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
     return true;
 }
 
-// Appends a reason to the list for the error message.
-static void add_reason(char *reasons, size_t size, const char *path, const char *reason)
-{
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, size - used, "%s%s: %s", used ? "; " : "", path, reason);
-}
-
+// False: appends the reason to the list for the error message.
 static bool load(const char *path, const char *vendor, char *reasons, size_t reasons_size)
 {
     char reason[256];
@@ -185,7 +179,8 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
         snprintf(reason, sizeof reason, "it cannot be loaded (%s)", dlerror());
     else
         dlclose(mpi.handle);
-    add_reason(reasons, reasons_size, path, reason);
+    const size_t used = strlen(reasons);
+    snprintf(reasons + used, reasons_size - used, "%s%s: %s", used ? "; " : "", path, reason);
     return false;
 }
 
@@ -231,11 +226,6 @@ static bhvd_status start(struct bhvd_error *error)
     }
     for (int i = 0; i < 4; i++)
         mpi.threads = provided >= levels[i] ? i : mpi.threads;
-    return BHVD_OK;
-}
-
-static bhvd_status ask_rank(struct bhvd_error *error)
-{
     int code = mpi.call.MPI_Comm_rank(mpi.world, &mpi.rank);
     if (code == MPI_DONE)
         code = mpi.call.MPI_Comm_size(mpi.world, &mpi.size);
@@ -253,8 +243,6 @@ bhvd_status bhvd_mpi_open(const struct bhvd_mpi_options *options, struct bhvd_er
                                "no library of the MPI that started this process was found (%s)", reasons);
         if (!status)
             status = start(error);
-        if (!status)
-            status = ask_rank(error);
         mpi.open = !status;
     }
     pthread_mutex_unlock(&mpi.lock);

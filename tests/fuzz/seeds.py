@@ -31,7 +31,7 @@ def asked(*requests):
 
 
 def answer_head(process_set, count):
-    """As core/negotiation/response.c: number, window, alpha, beta, process set, count."""
+    """As core/negotiation/responses.c: number, window, alpha, beta, process set, count."""
     return struct.pack("<qBIIII", 1, 1, 0, 0, process_set, count)
 
 
@@ -49,7 +49,7 @@ def answered(*items, process_set=1, count=None):
 
 
 def reason(status=5, cause=1, rank=2):
-    """As native/core/message/reason.h, after its status."""
+    """As native/core/message/frame.h, after its status."""
     return struct.pack("<BBIH", status, cause, rank, 3) + b"why"
 
 

@@ -8,17 +8,15 @@
 //     arrive at once.
 #include "fuzz.h"
 
-#include "core/negotiation/response_check.h"
+#include "core/negotiation/member.h"
 #include "core/context/context.h"
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 #include "core/context/operation.h"
-#include "core/engine/engine.h"
 #include "core/engine/engine.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
-#include "core/negotiation/member.h"
-#include "transport/ring.h"
+#include "transport/shm_segment.h"
 
 enum { RANKS = 3, OPERATIONS = 8, ELEMENTS = 6, FRAMES_MAX = 40 };
 

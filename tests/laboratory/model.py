@@ -34,7 +34,7 @@ ALGORITHMS = {
 RATES = ("100mbit", "1gbit", "10gbit")
 # Rank 0 is a bottleneck if it coordinates for more than this share of the time; steps per second.
 BOTTLENECK, STEPS = 0.1, 10
-FANOUT = 16                     # native/core/negotiation/tree.h
+FANOUT = 16                     # native/core/negotiation/relay.h
 
 
 def seconds(algorithm: str, hosts: int, nbytes: list[int], network: Network) -> float | None:

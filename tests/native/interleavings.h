@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-#include "core/api/lifecycle.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"
@@ -19,7 +19,7 @@
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/relay.h"
-#include "transport/ring.h"
+#include "transport/shm_segment.h"
 
 enum { RANKS_MAX = 4, TENSORS = 3, STEPS = TENSORS + 2, DEPTH_MAX = 128, SEEN = 1 << 20 };
 

@@ -1,7 +1,7 @@
 // Bundles of requests: ranks with the same items share them, and each rank's order is kept. Also the rank sets in them.
 #include "check.h"
 
-#include "core/message/bundle.h"
+#include "core/negotiation/relay.h"
 
 enum { RANKS = 200 };
 

@@ -1,5 +1,5 @@
 // A list of completed operations: each appears once, whichever thread completes it and whenever it is added.
-#include "core/context/completions.h"
+#include "core/context/operation.c"
 #include "job.h"
 
 enum { OPERATIONS = 200 };

@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#include "base/fifo.h"
+#include "base/containers.h"
 
 struct item {
     struct item *next;

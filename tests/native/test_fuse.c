@@ -1,9 +1,9 @@
-// Which ready operations are fused: core/negotiation/fuse.c.
+// Which ready operations are fused: core/negotiation/responses.c.
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/negotiation/fuse.c"
+#include "core/negotiation/responses.c"
 
 enum { MANY = 5000, THRESHOLD = 64 };
 
@@ -25,7 +25,7 @@ static struct pending *add_on(int device, int64_t count, bhvd_dtype dtype, doubl
     CHECK_STATUS(request_parse(bytes.data, bytes.size, &pending->requests[0]), BHVD_OK);
     pending->size = pending->requested_count = 1;
     bytes_fini(&bytes);
-    fifo_put(&c.ready, pending, next_ready);
+    fifo_put(&c.ready, pending, next);
     return pending;
 }
 
@@ -42,11 +42,11 @@ TEST(what_goes_together_and_fits_stands_behind_the_first)
     struct pending *a = add(8, BHVD_FLOAT32, 1), *b = add(8, BHVD_FLOAT64, 1), *too_much = add(10, BHVD_FLOAT32, 1),
                    *fits = add(8, BHVD_FLOAT32, 1), *full = add(1, BHVD_FLOAT32, 1), *other = add(1, BHVD_FLOAT32, 2);
     fuse(&c, THRESHOLD);
-    CHECK(c.ready.head == a && a->next_ready == b && b->next_ready == too_much && too_much->next_ready == other && !other->next_ready);
-    CHECK(a->fused.head == fits && !fits->next_fused && a->fused_count == 2);
+    CHECK(c.ready.head == a && a->next == b && b->next == too_much && too_much->next == other && !other->next);
+    CHECK(a->fused.head == fits && !fits->next && a->fused_count == 2);
     CHECK(!b->fused.head);
     CHECK(too_much->fused.head == full && too_much->fused_nbytes == 44);
-    fuse_fini(&c);
+    responses_fini(&c);
 }
 
 // The first request may come from any rank of a host, each of which has its own GPU.
@@ -57,8 +57,8 @@ TEST(operations_on_any_gpu_go_together_and_others_do_not)
     struct pending *on_host = add(1, BHVD_FLOAT32, 1);
     fuse(&c, THRESHOLD);
     CHECK(a->fused.head == b && a->fused_count == 2);
-    CHECK(a->next_ready == on_host && !on_host->fused.head);
-    fuse_fini(&c);
+    CHECK(a->next == on_host && !on_host->fused.head);
+    responses_fini(&c);
 }
 
 TEST(nothing_is_fused_without_a_threshold)
@@ -67,9 +67,9 @@ TEST(nothing_is_fused_without_a_threshold)
     for (int i = 0; i < 4; i++)
         add(1, BHVD_FLOAT32, 1);
     fuse(&c, 0);
-    for (struct pending *p = c.ready.head; p; p = p->next_ready)
+    for (struct pending *p = c.ready.head; p; p = p->next)
         CHECK_EQ(p->fused_count, 1);
-    fuse_fini(&c);
+    responses_fini(&c);
 }
 
 // More kinds than the search covers: each operation appears once, after one that it can be fused with.
@@ -80,11 +80,11 @@ TEST(many_kinds_are_answered_once_each)
     for (int i = 0; i < MANY; i++)
         add(1, BHVD_FLOAT32, 1 + i % (2 * OPEN_GROUPS));
     fuse(&c, THRESHOLD);
-    for (struct pending *head = c.ready.head; head; head = head->next_ready) {
+    for (struct pending *head = c.ready.head; head; head = head->next) {
         CHECK(head->fused_nbytes <= THRESHOLD);
-        for (struct pending *p = head; p; p = p == head ? head->fused.head : p->next_fused, seen++)
+        for (struct pending *p = head; p; p = p == head ? head->fused.head : p->next, seen++)
             CHECK(pending_is_fusable(head, p));
     }
     CHECK_EQ(seen, MANY);
-    fuse_fini(&c);
+    responses_fini(&c);
 }

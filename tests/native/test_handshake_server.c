@@ -7,28 +7,28 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
-#include "transport/handshake_server.h"
+#include "transport/listener.c"
 
 enum { MORE = 100, LIMIT_MS = 10000 };
 
 struct service {
-    struct handshake_server *handshakes;
+    struct handshake_server handshakes;
     int listener, port;
 };
 
-static void serve_one_look(struct service *service, struct introduced *peer, bool *is_known)
+static void serve_one_look(struct service *service, struct stranger *peer, bool *is_known)
 {
     struct pollfd polls[HANDSHAKE_POLLS_MAX];
     int64_t wake_ns = clock_deadline_ns(10);
-    const int count = handshake_server_poll(service->handshakes, polls, &wake_ns);
+    const int count = handshake_server_poll(&service->handshakes, polls, &wake_ns);
     socket_poll(polls, (size_t)count, wake_ns);
-    while (handshake_server_next(service->handshakes, polls, peer) == BHVD_OK)
+    while (handshake_server_next(&service->handshakes, polls, peer) == BHVD_OK)
         *is_known = true;
 }
 
 static void serve_looks(struct service *service, int looks)
 {
-    struct introduced peer;
+    struct stranger peer;
     bool is_known = false;
     for (int i = 0; i < looks; i++)
         serve_one_look(service, &peer, &is_known);
@@ -38,13 +38,12 @@ static void serve_looks(struct service *service, int looks)
 static void start(struct service *service)
 {
     CHECK_STATUS(socket_listen("127.0.0.1", 0, 0, &service->listener, &service->port, NULL), BHVD_OK);
-    service->handshakes = handshake_server_create((int[]){service->listener, -1});
-    CHECK(service->handshakes);
+    service->handshakes = (struct handshake_server){.listeners = {service->listener, -1}};
 }
 
 static void stop(struct service *service)
 {
-    handshake_server_destroy(service->handshakes);
+    handshake_server_close(&service->handshakes);
     close(service->listener);
 }
 
@@ -86,7 +85,7 @@ TEST(a_flood_evicts_random_strangers)
 TEST(an_introduction_may_come_in_pieces)
 {
     struct service service;
-    struct introduced peer;
+    struct stranger peer;
     bool is_known = false;
     const struct introduction introduction = {1, CHANNEL_CONTROL, 1, "not checked here"};
     start(&service);
@@ -112,8 +111,7 @@ TEST(another_users_process_is_hung_up_on_at_a_unix_socket)
     const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     CHECK(bind(listener, (struct sockaddr *)&address, sizeof address.sun_family) == 0 && listen(listener, 8) == 0 &&
           getsockname(listener, (struct sockaddr *)&address, &size) == 0);
-    struct service service = {.listener = listener};
-    service.handshakes = handshake_server_create((int[]){-1, listener});
+    struct service service = {.handshakes.listeners = {-1, listener}, .listener = listener};
     const int same_user = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK_EQ(connect(same_user, (struct sockaddr *)&address, size), 0);
     CHECK(socket_is_of_this_user(same_user));

@@ -9,7 +9,7 @@
 #include "check.h"
 #include "gather.h"
 #include "core/context/context.h"
-#include "executor/hierarchy.h"
+#include "executor/group.h"
 
 enum { RANKS_MAX = 5, ROUNDS = 3 };
 
@@ -21,7 +21,6 @@ struct rank {
     int rank, size;
     pthread_t thread;
 };
-
 
 static bhvd_handle *post(bhvd_context *ctx, bhvd_kind kind, int number, bhvd_op op, const float *src, float *dst, int64_t count)
 {

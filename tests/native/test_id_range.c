@@ -1,7 +1,6 @@
 // Ranges of cached ids: consecutive ids become one item, whatever else is in the frame; malformed ranges are rejected.
 #include "check.h"
 
-#include "core/message/id_range.h"
 #include "core/message/frame.h"
 #include "core/negotiation/coordinator.h"
 #include "virtual_network.h"

@@ -14,7 +14,7 @@
 #include "core/context/context.h"
 #include "job.h"
 #include "sockets.h"
-#include "transport/connect_local.h"
+#include "transport/connect.h"
 #include "transport/listener.h"
 
 enum { STEPS = 20, STRANGER_MS = 10000 };
@@ -346,7 +346,7 @@ TEST(a_forked_child_holds_no_connection_that_is_being_made)
         .rank = 1, .size = 3, .tcp_listen_fd = own, .local_listen_fd = -1, .endpoints = endpoints, .proofs = proofs,
         .doorbell_fd = doorbell, .connect_ms = STRANGER_MS, .open_ms = STRANGER_MS}, &listener, &error), BHVD_OK);
     const int listening = entry_count("/proc/self/fd");
-    CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL), BHVD_OK);
+    CHECK_STATUS(listener_open(listener, 0, CHANNEL_CONTROL, 0), BHVD_OK);
     CHECK_STATUS(socket_await(silent, POLLIN, deadline_ns), BHVD_OK);
     CHECK_STATUS(socket_accept(silent, &fds[0]), BHVD_OK);
     CHECK_STATUS(socket_connect("127.0.0.1", own_port, deadline_ns, &fds[1], NULL), BHVD_OK);

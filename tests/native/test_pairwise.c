@@ -1,6 +1,6 @@
 // Pairwise averages that change, are revoked or fail, in virtual time: the order in which ranks post is exact.
 #include "core/negotiation/pairwise.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/negotiation/coordinator.h"
 #include "post.h"
 #include "virtual_network.h"
 

@@ -6,7 +6,7 @@
 #include "base/thread.h"
 #include "core/context/context.h"
 #include "job.h"
-#include "transport/probe.h"
+#include "transport/connect.h"
 #include "transport/socket.h"
 
 enum { BYTE_PS = 40000, LIMIT_MS = 60000, KNOWN = 12500000 };

@@ -2,8 +2,8 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
-#include "core/message/reason.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/message/frame.h"
+#include "core/negotiation/coordinator.h"
 #include "job.h"
 #include "virtual_network.h"
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "core/negotiation/response_check.h"
+#include "core/negotiation/member.h"
 #include "core/negotiation/pending.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"

@@ -14,7 +14,6 @@
 #include "check.h"
 
 #include "collective/collectives.h"
-#include "collective/schedules.h"
 #include "collective/shards.h"
 #include "primitive/coded_schedules.h"
 

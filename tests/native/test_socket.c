@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
-#include "transport/transport.h"
+#include "transport/channel.h"
 
 TEST(addresses_are_of_either_family)
 {

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 
 #include "core/context/context.h"
-#include "executor/pause.h"
+#include "executor/wait.h"
 #include "job.h"
 
 enum { NAP_MS = 3000 };

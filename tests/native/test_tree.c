@@ -2,7 +2,7 @@
 // the fan-out on its own host, and as many on others.
 #include "check.h"
 
-#include "core/negotiation/tree.h"
+#include "core/negotiation/relay.h"
 
 enum { RANKS_MAX = 300 };
 

@@ -14,14 +14,14 @@
 
 #include "check.h"
 
-#include "base/fifo.h"
-#include "core/api/lifecycle.h"
+#include "base/containers.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/engine/engine.h"
-#include "core/health/heartbeat.h"
+#include "core/health/health.h"
 #include "core/negotiation/departure.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 
 #define NEVER INT64_MAX
 #define MS INT64_C(1000000)

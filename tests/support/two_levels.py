@@ -57,7 +57,7 @@ def of_host(hosts, results):
 
 
 def shards(hosts, nbytes, itemsize):
-    """As native/executor/hierarchy.h: slices of elements, and their owners, one rank of every host."""
+    """As native/executor/group.h: slices of elements, and their owners, one rank of every host."""
     count = min(map(len, hosts))
     size = max(1024, math.ceil(math.ceil(nbytes / count) / 64) * 64)
     begins = [min(i * size, nbytes) // itemsize for i in range(count + 1)]

@@ -1,9 +1,7 @@
-#include "core/api/arguments.h"
+#include "core/api/api.h"
 
 #include "base/dtype.h"
 #include "base/status.h"
-#include "core/context/context.h"
-#include "core/message/request.h"
 #include "device/device.h"
 
 static bhvd_status check_process_set(bhvd_context *ctx, const struct bhvd_args *args, struct set_facts *facts,

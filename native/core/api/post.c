@@ -1,10 +1,10 @@
 // Public functions that post operations. They first create an operation from its arguments, and check it.
 #include <stdlib.h>
 
+#include "base/block_pool.h"
 #include "base/dtype.h"
-#include "base/pages.h"
 #include "base/status.h"
-#include "core/api/arguments.h"
+#include "core/api/api.h"
 #include "core/context/context.h"
 #include "core/context/operation.h"
 #include "core/message/frame.h"
@@ -76,7 +76,7 @@ static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args
     return status;
 }
 
-// Copies the arguments, and makes all checks that one rank can make alone.
+// Copies the arguments, and makes all checks that one rank can make alone. After an error the caller releases *out.
 static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *args, struct bhvd_operation **out,
                                     struct bhvd_error *error)
 {
@@ -146,13 +146,8 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
         status = nccl_check_gpu(&facts.nccl, args, error);
     if (!status)
         status = stage(op, args, &facts, error);
-    if (status) {
-        atomic_store(&op->references, 1);
-        operation_release(op);
-        return status;
-    }
     *out = op;
-    return BHVD_OK;
+    return status;
 }
 
 // An operation in progress with one of these replicas; NULL: none. Ranks could begin two such operations in different orders, since
@@ -203,16 +198,16 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *o
 bhvd_status bhvd_post(bhvd_context *ctx, const struct bhvd_args *args, bhvd_handle **out, struct bhvd_error *error)
 {
     struct bhvd_error unused;
-    struct bhvd_operation *op;
+    struct bhvd_operation *op = NULL;
     *out = NULL;
     if (!error)
         error = &unused;
     bhvd_status status = operation_create(ctx, args, &op, error);
-    if (status)
-        return status;
-    status = operation_enqueue(ctx, op, error);
+    if (!status)
+        status = operation_enqueue(ctx, op, error);
     if (status) {
-        atomic_store(&op->references, 1);
+        if (op)
+            atomic_store(&op->references, 1);   // nobody has it yet
         operation_release(op);
         return status;
     }

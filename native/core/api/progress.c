@@ -1,4 +1,4 @@
-#include "core/api/progress.h"
+#include "core/api/api.h"
 
 #include <sched.h>
 #include <sys/eventfd.h>
@@ -6,19 +6,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/status.h"
 #include "base/thread.h"
 #include "core/context/operation.h"
-#include "core/engine/communicators.h"
 #include "core/engine/engine.h"
-#include "core/health/heartbeat.h"
-#include "core/negotiation/coordinator_state.h"
+#include "core/engine/process_sets.h"
+#include "core/health/health.h"
+#include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
 #include "core/negotiation/pairwise.h"
-#include "executor/tasks.h"
-#include "executor/pause.h"
-#include "transport/channel_mpi.h"
+#include "executor/wait.h"
 
 enum {
     BUSY_ENGINE_ROUNDS = 50,    // another thread runs the engine: the operation may be over soon
@@ -248,7 +245,6 @@ void progress_stop(bhvd_context *ctx)
     departure_send_goodbye(ctx);
     flush_goodbyes(ctx);
     communicators_close_all(ctx);
-    mpi_disconnect(&ctx->exec.connections);         // while MPI still runs
     connections_close(&ctx->exec.connections);
     pthread_mutex_unlock(&ctx->engine_lock);
 }

@@ -1,7 +1,7 @@
 // The state of one rank, and which threads may access which part of it:
 //
 //     posting side    any thread, under `post_lock`: posted operations, names in progress, the reason for refusing more
-//     engine          whoever holds `engine_lock` (progress.h): links, negotiation, cache, executions
+//     engine          whoever holds `engine_lock` (api/progress.c): links, negotiation, cache, executions
 //     process sets    written by the engine, read by any thread, under `sets_lock`; likewise the stalled ranks, with their own lock
 #pragma once
 
@@ -9,14 +9,12 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "bagua_hvd.h"
-#include "base/fifo.h"
-#include "base/table.h"
-#include "core/telemetry/log.h"
-#include "core/context/execution.h"
+#include "base/clock.h"
 #include "core/context/process_set.h"
+#include "core/message/frame.h"
+#include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
-#include "executor/executor.h"
+#include "executor/task.h"
 
 enum { STALL_CHECK_NS = 1000000000 };           // from one check of waiting operations to the next
 
@@ -31,9 +29,22 @@ struct engine_counters {
     _Atomic uint64_t operations, executions, cache_hits, cache_misses, coordinator_ns, negotiation_messages;
 };
 
+// Agreed operations that this rank executes together, in the global order of the job.
+struct execution {
+    struct execution *next;
+    uint64_t number;            // in the order of all responses of the job, from 1
+    uint64_t after;             // it starts when those up to this number are over
+    struct network_cost network;  // as measured by the coordinator: all ranks choose by the same values
+    uint32_t process_set;       // looked up when it starts, since the set may be removed before
+    struct bhvd_sent sent;      // bytes sent for it so far
+    struct plan plan;           // of a concurrent execution
+    int count;
+    struct collective *colls[];  // of operations
+};
+
 struct bhvd_context {
     struct bhvd_context_options options;        // without strings
-    int tree_fanout;                            // negotiation/tree.h
+    int tree_fanout;                            // negotiation/relay.h
     struct executor exec;                       // the executor; after its failure nothing is executed
 
     pthread_mutex_t post_lock;
@@ -85,3 +96,21 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind);
 
 // The executor has failed: nothing can be posted, no agreed operation is executed, and every operation ends with this error.
 void context_abort(bhvd_context *ctx, const struct bhvd_error *error);
+
+// A process set is being removed: ends its operations in progress.
+void context_abort_set(bhvd_context *ctx, uint32_t process_set);
+
+// Frees one that has not begun, with its proxies, which nobody else holds.
+void execution_discard(struct execution *execution);
+
+// If requested, measures the coordinator's CPU time: from here (returns 0: not requested) ...
+static inline int64_t coordinator_time_begin(const bhvd_context *ctx)
+{
+    return ctx->measures_coordinator && ctx->options.rank == COORDINATOR ? clock_thread_ns() : 0;
+}
+// ... to here.
+static inline void coordinator_time_end(bhvd_context *ctx, int64_t begin_ns)
+{
+    if (begin_ns)
+        ctx->counters.coordinator_ns += (uint64_t)(clock_thread_ns() - begin_ns);
+}

@@ -12,23 +12,38 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind)
     return !closing->status || (has_left && (kind == BHVD_D_FP_S || kind == BHVD_D_LP_S));
 }
 
-static bool needs_coordinator(const bhvd_context *ctx, const struct bhvd_operation *op)
+static bool needs_coordinator(const struct bhvd_operation *op, uint32_t unused)
 {
-    const bool may_be_pairwise = context_accepts(ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED);
+    (void)unused;
+    const bool may_be_pairwise = context_accepts(op->ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED);
     return op->phase < OPERATION_AGREED && !may_be_pairwise;
 }
 
-// Operations in progress, linked by `next`: all except those of the running execution, or only those that need the coordinator.
-static struct bhvd_operation *take_in_flight(bhvd_context *ctx, bool unanswered_only)
+// All except those of the running execution.
+static bool is_not_executing(const struct bhvd_operation *op, uint32_t unused)
+{
+    (void)unused;
+    return op->phase < OPERATION_EXECUTING;
+}
+
+// Operations with a response are in the list of executions, and find that the set is gone when they start.
+static bool awaits_response_in(const struct bhvd_operation *op, uint32_t process_set)
+{
+    return op->process_set == process_set && op->phase == OPERATION_REQUESTED;
+}
+
+// Ends, with this error, the operations in progress for which `ends` is true.
+static void end_operations(bhvd_context *ctx, bool (*ends)(const struct bhvd_operation *op, uint32_t process_set),
+                           uint32_t process_set, const struct bhvd_error *error)
 {
     struct bhvd_operation *list = NULL;
     pthread_mutex_lock(&ctx->post_lock);
     struct bhvd_operation *lists[] = {fifo_take_all(&ctx->staged), fifo_take_all(&ctx->posted)};
     atomic_store(&ctx->posted_count, 0);
-    for (int i = 0; i < 2 && unanswered_only; i++) {
+    for (int i = 0; i < 2; i++) {
         for (struct bhvd_operation *op = lists[i], *next; op; op = next) {
             next = op->next;
-            if (needs_coordinator(ctx, op))
+            if (ends(op, process_set))
                 continue;
             fifo_put(&ctx->posted, op, next);
             atomic_fetch_add(&ctx->posted_count, 1);
@@ -36,30 +51,27 @@ static struct bhvd_operation *take_in_flight(bhvd_context *ctx, bool unanswered_
     }
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
         struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
-        if (unanswered_only ? needs_coordinator(ctx, op) : op->phase < OPERATION_EXECUTING) {
+        if (ends(op, process_set)) {
             op->next = list;
             list = op;
         }
     }
     pthread_mutex_unlock(&ctx->post_lock);
-    return list;
-}
-
-// The first reason is kept: later ones are consequences. False if there was one.
-static bool set_once(bhvd_context *ctx, struct bhvd_error *reason, const struct bhvd_error *error)
-{
-    pthread_mutex_lock(&ctx->post_lock);
-    bool first = !reason->status;
-    if (first)
-        *reason = *error;
-    pthread_mutex_unlock(&ctx->post_lock);
-    return first;
+    for (struct bhvd_operation *next; list; list = next) {
+        next = list->next;
+        operation_complete(list, error);
+    }
 }
 
 void context_close(bhvd_context *ctx, const struct bhvd_error *error)
 {
-    if (set_once(ctx, &ctx->closing, error))
-        operation_complete_list(take_in_flight(ctx, true), error);
+    pthread_mutex_lock(&ctx->post_lock);
+    const bool is_first = !ctx->closing.status;     // later ones are consequences
+    if (is_first)
+        ctx->closing = *error;
+    pthread_mutex_unlock(&ctx->post_lock);
+    if (is_first)
+        end_operations(ctx, needs_coordinator, 0, error);
 }
 
 void execution_discard(struct execution *execution)
@@ -80,5 +92,12 @@ void context_abort(bhvd_context *ctx, const struct bhvd_error *error)
               error->message);
     for (struct execution *execution; (execution = fifo_take(&ctx->executions, next));)
         execution_discard(execution);
-    operation_complete_list(take_in_flight(ctx, false), error);
+    end_operations(ctx, is_not_executing, 0, error);
+}
+
+void context_abort_set(bhvd_context *ctx, uint32_t process_set)
+{
+    struct bhvd_error error;
+    error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
+    end_operations(ctx, awaits_response_in, process_set, &error);
 }

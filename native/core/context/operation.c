@@ -1,14 +1,122 @@
 #include "core/context/operation.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
-#include "base/futex.h"
+#include "base/clock.h"
 #include "base/status.h"
-#include "core/context/completions.h"
+#include "base/thread.h"
 #include "core/context/context.h"
-#include "core/context/lru_cache.h"
+#include "core/context/response_cache.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
+
+// --------------------------------------------------------------------------------------------------------- completions
+
+// A list of numbers, to which each operation adds its own when it ends, so that one thread can wait for many operations. Any number
+// of threads add to a list and take from it. A completion that is in the list or will be put into it holds a reference to it, so
+// that the list may be destroyed while operations are in progress.
+struct completion {
+    struct completion *next;
+    bhvd_completions *list;
+    int64_t number;
+};
+
+struct bhvd_completions {
+    atomic_int references;
+    pthread_mutex_t lock;
+    _Atomic uint32_t added;             // numbers added; the sleepers' futex
+    int sleepers;                       // threads that wait until the list is not empty
+    struct FIFO(struct completion) ended;
+};
+
+bhvd_completions *bhvd_completions_create(void)
+{
+    bhvd_completions *list = calloc(1, sizeof *list);
+    if (!list)
+        return NULL;
+    atomic_init(&list->references, 1);
+    pthread_mutex_init(&list->lock, NULL);
+    return list;
+}
+
+static void release(bhvd_completions *list)
+{
+    if (atomic_fetch_sub(&list->references, 1) != 1)
+        return;
+    for (struct completion *completion; (completion = fifo_take(&list->ended, next));)
+        free(completion);
+    pthread_mutex_destroy(&list->lock);
+    free(list);
+}
+
+// Call after the operation has completed: puts the slot's number into its list, if it has one.
+static void completions_signal(struct completion *_Atomic *slot)
+{
+    struct completion *completion = atomic_load(slot) ? atomic_exchange(slot, NULL) : NULL;     // usually there is none
+    if (!completion)
+        return;
+    bhvd_completions *list = completion->list;
+    pthread_mutex_lock(&list->lock);
+    fifo_put(&list->ended, completion, next);
+    list->added++;
+    const bool has_sleepers = list->sleepers;
+    pthread_mutex_unlock(&list->lock);
+    if (has_sleepers)
+        futex_wake_all(&list->added);
+    release(list);
+}
+
+// Stores the number in the operation's slot. BHVD_ERR_ARGUMENT: the slot is taken; BHVD_ERR_SYSTEM.
+static bhvd_status completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number)
+{
+    struct completion *none = NULL, *completion = malloc(sizeof *completion);
+    if (!completion)
+        return BHVD_ERR_SYSTEM;
+    *completion = (struct completion){NULL, list, number};
+    atomic_fetch_add(&list->references, 1);
+    if (atomic_compare_exchange_strong(slot, &none, completion))
+        return BHVD_OK;
+    free(completion);
+    release(list);
+    return BHVD_ERR_ARGUMENT;
+}
+
+bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
+{
+    bhvd_status status = completions_add(&op->completion, list, number);
+    // Either this thread or the thread that ends the operation sees the other's mark.
+    if (!status && operation_is_complete(op))
+        completions_signal(&op->completion);
+    return status;
+}
+
+int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
+{
+    const int64_t deadline_ns = clock_deadline_ns(timeout_ms);
+    pthread_mutex_lock(&list->lock);
+    list->sleepers++;
+    while (!list->ended.head && clock_now_ns() < deadline_ns) {
+        const uint32_t added = list->added;
+        pthread_mutex_unlock(&list->lock);
+        futex_wait(&list->added, added, deadline_ns);
+        pthread_mutex_lock(&list->lock);
+    }
+    list->sleepers--;
+    struct completion *completion = fifo_take(&list->ended, next);
+    pthread_mutex_unlock(&list->lock);
+    int64_t number = completion ? completion->number : -1;
+    free(completion);
+    return number;
+}
+
+void bhvd_completions_destroy(bhvd_completions *list)
+{
+    if (list)
+        release(list);
+}
+
+// ---------------------------------------------------------------------------------------------------------- operations
 
 static bool operation_has_key(const struct table_node *node, const void *arg)
 {
@@ -74,32 +182,6 @@ bool operation_awaits_response(bhvd_context *ctx)
         found = awaits_response(TABLE_CONTAINER(node, struct bhvd_operation, by_name));
     pthread_mutex_unlock(&ctx->post_lock);
     return found;
-}
-
-void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error)
-{
-    for (struct bhvd_operation *op = list, *next; op; op = next) {
-        next = op->next;
-        operation_complete(op, error);
-    }
-}
-
-void operation_abort_set(bhvd_context *ctx, uint32_t process_set)
-{
-    // Operations with a response are in the list of executions, and find that the set is gone when they start.
-    struct bhvd_operation *list = NULL;
-    struct bhvd_error error;
-    error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
-    pthread_mutex_lock(&ctx->post_lock);
-    for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
-        struct bhvd_operation *op = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
-        if (op->process_set == process_set && op->phase == OPERATION_REQUESTED) {
-            op->next = list;
-            list = op;
-        }
-    }
-    pthread_mutex_unlock(&ctx->post_lock);
-    operation_complete_list(list, &error);
 }
 
 void operation_release(struct bhvd_operation *op)

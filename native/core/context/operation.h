@@ -6,10 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "bagua_hvd.h"
-#include "base/bytes.h"
-#include "base/table.h"
-#include "core/message/operation_key.h"
+#include "core/message/request.h"
 #include "executor/collective.h"
 
 // Whether it is complete, and if not, whether a thread sleeps until then: a wake-up is a system call.
@@ -48,7 +45,7 @@ struct bhvd_operation {
     enum operation_phase phase;         // engine only
     bool is_pairwise;                   // requested from its neighbors, not from the coordinator (pairwise.h)
     _Atomic uint32_t state;             // futex word, of enum operation_state
-    struct completion *_Atomic completion;      // core/context/completions.h; NULL: none
+    struct completion *_Atomic completion;      // in bhvd_completions; NULL: none
     struct bhvd_error error;
     struct tensor tensors[];
 };
@@ -65,7 +62,6 @@ static inline struct bhvd_operation *operation_of(struct collective *coll)
 
 // With a result, or an error: from now on bhvd_wait returns. Releases the engine's reference; the name may be used again.
 void operation_complete(struct bhvd_operation *op, const struct bhvd_error *error);
-void operation_complete_list(struct bhvd_operation *list, const struct bhvd_error *error);  // all of a list linked by `next`
 void operation_release(struct bhvd_operation *op);
 // Once this returns true, `error` is final.
 static inline bool operation_is_complete(const struct bhvd_operation *op)
@@ -74,8 +70,6 @@ static inline bool operation_is_complete(const struct bhvd_operation *op)
 }
 // Sleeps until another thread has completed it, with spurious wake-ups; CLOCK_NEVER: no deadline.
 void operation_sleep(struct bhvd_operation *op, int64_t deadline_ns);
-// Completes, with an error, all operations in progress on a process set that is being removed.
-void operation_abort_set(bhvd_context *ctx, uint32_t process_set);
 
 // Is there an operation that was requested from the coordinator and has no response?
 bool operation_awaits_response(bhvd_context *ctx);

@@ -4,20 +4,26 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "executor/hierarchy.h"
 
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id)
 {
     return id < PROCESS_SET_MAX ? table->sets[id] : NULL;
 }
 
+struct process_set *process_set_next(const struct process_set_table *table, const struct process_set *set)
+{
+    int id = set ? set->group.id + 1 : 0;
+    while (id < table->high && !table->sets[id])
+        id++;
+    return id < table->high ? table->sets[id] : NULL;
+}
+
 struct process_set *process_set_find(const struct process_set_table *table, uint32_t number)
 {
-    for (int i = 0; i < table->high; i++) {
-        if (table->sets[i] && table->sets[i]->number == number)
-            return table->sets[i];
-    }
-    return NULL;
+    struct process_set *set = NULL;
+    while ((set = process_set_next(table, set)) && set->number != number)
+        ;
+    return set;
 }
 
 // ranks: ascending. -1: not a member.
@@ -43,22 +49,19 @@ int process_set_index(const struct process_set *set, int global_rank)
 
 static void process_set_destroy(struct process_set *set)
 {
-    if (set) {
-        hierarchy_destroy(set->group.hierarchy);
+    if (set)
         group_fini(&set->group);
-    }
     free(set);
 }
 
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members)
 {
-    for (int i = 0; i < table->high; i++) {
-        struct process_set *set = table->sets[i];
-        if (set && (i == 0 || set->of_members == of_members) && set->group.size == size &&
-            memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) == 0)
-            return set;
-    }
-    return NULL;
+    struct process_set *set = NULL;
+    while ((set = process_set_next(table, set)) &&
+           ((set->group.id != 0 && set->of_members != of_members) || set->group.size != size ||
+            memcmp(set->group.ranks, ranks, (size_t)size * sizeof *ranks) != 0))
+        ;
+    return set;
 }
 
 bhvd_status process_set_add(struct process_set_table *table, struct executor *exec, const int32_t *ranks, int size,
@@ -80,7 +83,7 @@ bhvd_status process_set_add(struct process_set_table *table, struct executor *ex
     }
     // Block numbers in an area start from the set's generation, after those of any older set.
     if (!set || !group_init(&set->group, exec, ranks, size, index_in(ranks, size, exec->connections.rank), free_id,
-                            table->generation << 40) || hierarchy_create(exec, &set->group)) {
+                            table->generation << 40)) {
         process_set_destroy(set);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a process set of %d ranks", size);
     }

@@ -29,6 +29,8 @@ struct process_set_table {
 // The caller holds ctx->sets_lock for all of these, except where the engine reads data that only the engine writes.
 struct process_set *process_set_get(const struct process_set_table *table, uint32_t id);
 struct process_set *process_set_find(const struct process_set_table *table, uint32_t number);
+// The set with the next higher id; NULL: the first. `for (struct process_set *set = NULL; (set = process_set_next(table, set));)`
+struct process_set *process_set_next(const struct process_set_table *table, const struct process_set *set);
 // The set of exactly these ranks, NULL: none. Sets added by members are separate, so that they survive the removal of
 // another set with the same ranks; but there is only one set of all ranks.
 struct process_set *process_set_of(const struct process_set_table *table, const int32_t *ranks, int size, bool of_members);

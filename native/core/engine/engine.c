@@ -2,20 +2,15 @@
 
 #include <stdlib.h>
 
-#include "base/clock.h"
-#include "base/fifo.h"
 #include "base/status.h"
-#include "core/engine/communicators.h"
-#include "core/engine/execute.h"
-#include "core/health/heartbeat.h"
-#include "core/health/stall.h"
+#include "core/engine/process_sets.h"
+#include "core/health/health.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/departure.h"
-#include "core/negotiation/pairwise.h"
 #include "core/negotiation/member.h"
+#include "core/negotiation/pairwise.h"
+#include "executor/wait.h"
 #include "gpu/staging.h"
-#include "executor/pause.h"
-#include "executor/tasks.h"
 
 // Returns the operations that can be requested: those whose tensors are in host memory. The others wait
 // in ctx->staged, in posting order.
@@ -106,9 +101,8 @@ static void complete_execution(bhvd_context *ctx, struct execution *execution, b
         if (!op->coll.is_proxy)
             timeline_operation_end(&ctx->timeline, &key, &op->request, status != BHVD_OK);
     }
-    for (int i = 0; i < execution->count; i++) {
+    for (int i = 0; i < execution->count; i++)
         operation_complete(operation_of(execution->colls[i]), status ? error : NULL);
-    }
     plan_fini(&execution->plan);
     free(execution);
 }
@@ -191,9 +185,7 @@ void engine_execute_next(bhvd_context *ctx)
     ctx->executing = 0;
     const bool goes_on = start_or_complete(ctx, execution, status, &error);
     ctx->exec.sent = NULL;
-    if (goes_on)
-        return;
-    if (!ctx->exec.failure.status)
+    if (!goes_on && !ctx->exec.failure.status)
         relay_flush(ctx);                       // a process set was added or removed, so others' requests may have got responses
 }
 
@@ -245,34 +237,24 @@ static bhvd_status on_down(bhvd_context *ctx, enum frame_type type, struct bytes
 
 const struct relay_receivers engine_receivers = {.up = coordinator_on_requests, .down = on_down};
 
-// Frames of the negotiation.
-static bhvd_status on_negotiation(bhvd_context *ctx, struct link *link, uint8_t type, struct bytes_reader payload)
-{
-    ctx->counters.negotiation_messages++;
-    if (type == FRAME_UP)
-        return relay_on_up(ctx, link, payload);
-    if (type == FRAME_DOWN)
-        return relay_on_down(ctx, link, payload);
-    return type == FRAME_CLOSING ? departure_on_closing(ctx, link, payload) : BHVD_ERR_PROTOCOL;
-}
-
 // Dispatches the control frames of peers.
 static bhvd_status on_frame(void *arg, struct link *link, uint8_t type, struct bytes_reader payload)
 {
     bhvd_context *ctx = arg;
     if (link->state != LINK_OPEN)
         return BHVD_OK;                     // it has said goodbye: the operations that the frame is about have ended
-    if (type == FRAME_GOODBYE)
-        return departure_on_goodbye(ctx, link, payload);
-    if (type == FRAME_HEARTBEAT)
-        return heartbeat_on_frame(ctx, link, payload);
-    if (type == FRAME_STALLED)
-        return stall_on_notice(ctx, link, payload);
-    if (type == FRAME_PAIRWISE_READY)
-        return pairwise_on_ready(ctx, link, payload);
-    if (type == FRAME_PAIRWISE_REVOKE)
-        return pairwise_on_revoke(ctx, link, payload);
-    return on_negotiation(ctx, link, type, payload);
+    ctx->counters.negotiation_messages += type == FRAME_UP || type == FRAME_DOWN || type == FRAME_CLOSING;
+    switch (type) {
+    case FRAME_UP: return relay_on_up(ctx, link, payload);
+    case FRAME_DOWN: return relay_on_down(ctx, link, payload);
+    case FRAME_CLOSING: return departure_on_closing(ctx, link, payload);
+    case FRAME_GOODBYE: return departure_on_goodbye(ctx, link, payload);
+    case FRAME_HEARTBEAT: return heartbeat_on_frame(ctx, link, payload);
+    case FRAME_STALLED: return stall_on_notice(ctx, link, payload);
+    case FRAME_PAIRWISE_READY: return pairwise_on_ready(ctx, link, payload);
+    case FRAME_PAIRWISE_REVOKE: return pairwise_on_revoke(ctx, link, payload);
+    default: return BHVD_ERR_PROTOCOL;
+    }
 }
 
 // ---------------------------------------------------------------------------------------- callbacks of the executor

@@ -1,5 +1,5 @@
 // The engine makes progress: it polls links, negotiates, and starts agreed executions, which the executor runs
-// (executor/executor.h). The caller of these functions holds ctx->engine_lock (progress.h).
+// (executor/executor.h). The caller of these functions holds ctx->engine_lock (api/progress.c).
 #pragma once
 
 #include "core/context/context.h"
@@ -23,3 +23,10 @@ bool engine_has_next(const bhvd_context *ctx);
 void engine_execute_next(bhvd_context *ctx);
 // Is any agreed or started execution not over?
 bool engine_is_busy(const bhvd_context *ctx);
+
+// execute.c. Chooses the algorithm, and fills in results and values; or, for one over links alone, only makes the execution's plan,
+// which can run concurrently. error: set if it cannot be executed and the context stays usable.
+bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error);
+
+// The same for a pairwise operation that all neighbors have posted (pairwise.h).
+bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error);

@@ -1,23 +1,19 @@
 // begin() chooses between NCCL and host memory, by nccl_path_of (gpu/nccl.c); host_path_of() chooses between shared memory,
-// hierarchical and links; collective/*_links.c choose schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
-// in host memory.
-#include "core/engine/execute.h"
+// hierarchical and links; collective/ chooses schedules over links. A function's `gpu` is for NCCL; NULL: the tensors are
+// in host memory. Its `plan` is the execution's: several tensors, or dtypes, are planned one after the other, and each plan but the
+// last is executed before the next is made.
+#include "core/engine/engine.h"
 
 #include <stdlib.h>
 
 #include "base/status.h"
 #include "collective/collectives.h"
-#include "collective/schedules.h"
-#include "core/negotiation/response_check.h"
-#include "core/context/context.h"
-#include "core/engine/communicators.h"
-#include "core/engine/process_set_change.h"
+#include "core/engine/process_sets.h"
+#include "core/negotiation/member.h"
 #include "gpu/nccl.h"
 #include "gpu/staged_codes.h"
 #include "gpu/staging.h"
 #include "primitive/primitive.h"
-#include "executor/hierarchy.h"
-#include "executor/shared.h"
 
 enum host_path { HOST_SHARED, HOST_HIERARCHICAL, HOST_LINKS };
 
@@ -84,6 +80,12 @@ static void plan_reducescatter(struct plan *plan, const struct group *group, con
     plan->schedule.failed |= !span_list_add(&plan->list, &source);
 }
 
+// Executes the plan of the previous tensor or dtype, if there is one.
+static bhvd_status execute_previous(struct executor *exec, struct plan *plan)
+{
+    return plan->is_planned ? plan_execute(exec, plan) : BHVD_OK;
+}
+
 static bhvd_status allreduce_vector(struct executor *exec, struct group *group, const struct collective *coll,
                                     bhvd_dtype dtype, struct span_list *list, enum host_path path, struct plan *plan)
 {
@@ -96,25 +98,20 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
         return allreduce_adasum(exec, group, &reduction, list);
     if (path == HOST_SHARED)
         return allreduce_shared(exec, group, &reduction, list);
-    struct plan own = {0}, *made = plan ? plan : &own;
-    bhvd_status status = BHVD_OK;
-    if (path == HOST_HIERARCHICAL) {
-        status = allreduce_hierarchical(made, exec, group, &reduction, list);
-    } else {
-        made->list = *list;
-        *list = (struct span_list){0};
-        allreduce_plan(made, exec, group, &reduction, &made->list);
-    }
-    return status || plan ? status : plan_execute(exec, &own);
+    if (path == HOST_HIERARCHICAL)
+        return allreduce_hierarchical(plan, exec, group, &reduction, list);
+    plan->list = *list;
+    *list = (struct span_list){0};
+    allreduce_plan(plan, exec, group, &reduction, &plan->list);
+    return BHVD_OK;
 }
 
-// Fused operations have one dtype; in a grouped operation dtypes may differ, and each is reduced separately, one after the other.
+// Fused operations have one dtype; in a grouped operation dtypes may differ, and each is reduced separately.
 static bhvd_status execute_allreduce(struct executor *exec, struct group *group, struct collective *const *colls, int count,
                                      struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     bhvd_status status = BHVD_OK;
     bool present[BHVD_DTYPE_COUNT] = {false};
-    int dtypes = 0;
     for (int i = 0; i < count; i++) {
         struct collective *coll = colls[i];
         for (size_t t = 0; t < coll->tensor_count; t++) {
@@ -122,12 +119,11 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
                 return exec->failure.status;
             if (operation_of(coll)->inline_sum)
                 memcpy(coll->tensors[t].dst, operation_of(coll)->inline_sum, coll->tensors[t].nbytes);
-            dtypes += !present[coll->tensors[t].dtype];
             present[coll->tensors[t].dtype] = true;
         }
     }
     for (int dtype = 0; dtype < BHVD_DTYPE_COUNT && !status; dtype++) {
-        if (!present[dtype])
+        if (!present[dtype] || (status = execute_previous(exec, plan)))
             continue;
         struct span_list list = {0};
         if (gpu) {
@@ -143,7 +139,7 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
             }
         }
         if (!status)
-            status = allreduce_vector(exec, group, colls[0], dtype, &list, path, dtypes == 1 ? plan : NULL);
+            status = allreduce_vector(exec, group, colls[0], dtype, &list, path, plan);
         span_list_fini(&list);
     }
     return status;
@@ -241,15 +237,11 @@ static bhvd_status execute_broadcast(struct executor *exec, struct group *group,
     return BHVD_OK;
 }
 
-// plan: for a concurrent execution; NULL: run to completion. Several tensors are executed one after the other.
 static bhvd_status execute_tensors(struct executor *exec, struct process_set *set, struct bhvd_operation *op,
                                    struct nccl_execution *gpu, enum host_path path, struct plan *plan)
 {
     struct group *group = &set->group;
     struct collective *coll = &op->coll;
-    struct plan own = {0};
-    if (!plan || group->size == 1 || coll->tensor_count != 1)
-        plan = &own;
     const size_t n = (size_t)group->size;
     const size_t per_tensor = response_count(coll->kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
@@ -259,10 +251,7 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
     bhvd_status status = BHVD_OK;
     if (!bytes || (coll->kind == BHVD_ALLTOALL && !op->received_splits))
         status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-    else if (op->response_number_count != per_tensor * coll->tensor_count)
-        status = executor_fail(exec, BHVD_ERR_SYSTEM, "the coordinator's response for '%.*s' does not fit it",
-                               (int)coll->name_size, coll->name);
-    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+    for (size_t t = 0; t < coll->tensor_count && !status && !(status = execute_previous(exec, plan)); t++) {
         struct tensor *tensor = &coll->tensors[t];
         const int64_t *numbers = op->response_numbers + t * per_tensor;
         if (coll->kind == BHVD_ALLGATHER)
@@ -273,8 +262,6 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
             status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, path, plan);
         else
             status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, path, plan);
-        if (!status && own.is_planned)
-            status = plan_execute(exec, &own);
     }
     free(bytes);
     return status;
@@ -307,10 +294,10 @@ static bhvd_status fetch_server_residual(struct executor *exec, const struct col
     return executor_fail(exec, error.status, "rank %d: %s", exec->connections.rank, error.message);
 }
 
-// Runs a primitive's plan to completion if it cannot or need not be concurrent: within a host there is no latency to hide.
-static bhvd_status finish(struct executor *exec, const struct group *group, struct plan *plan, bool on_gpu, bhvd_status status)
+// Executes the last plan too if it cannot or need not be concurrent: a primitive within a host has no latency to hide.
+static bhvd_status finish(struct executor *exec, struct plan *plan, bool at_once, bhvd_status status)
 {
-    return !status && plan->is_planned && (on_gpu || group->shared) ? plan_execute(exec, plan) : status;
+    return !status && at_once ? execute_previous(exec, plan) : status;
 }
 
 static bhvd_status execute_primitive(struct executor *exec, struct group *group, struct collective *coll,
@@ -336,13 +323,13 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     const bool on_gpu = operation_of(coll)->on_gpu, is_primitive = coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S;
     bhvd_status status = begin(ctx, set, execution, &gpu);
     if (!status && is_primitive)
-        status = finish(exec, &set->group, plan, on_gpu,
-                        execute_primitive(exec, &set->group, coll, gpu, plan, error));
+        status = execute_primitive(exec, &set->group, coll, gpu, plan, error);
     else if (!status && coll->kind == BHVD_ALLREDUCE)
-        status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, path, on_gpu ? NULL : plan);
+        status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, path, plan);
     else if (!status)
-        status = execute_tensors(exec, set, operation_of(coll), gpu, path, on_gpu ? NULL : plan);
-    return nccl_end(gpu, status);
+        status = execute_tensors(exec, set, operation_of(coll), gpu, path, plan);
+    const bool at_once = on_gpu || (is_primitive ? set->group.shared : set->group.size == 1);
+    return nccl_end(gpu, finish(exec, plan, at_once, status));
 }
 
 bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
@@ -362,7 +349,8 @@ bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct
                          (int)op->coll.name_size, op->coll.name);
     switch (op->coll.kind) {
     case BHVD_D_FP_S:
-        return finish(&ctx->exec, &set->group, plan, op->on_gpu, d_fp_s(&ctx->exec, &set->group, &op->coll, plan, error));
+        return finish(&ctx->exec, plan, op->on_gpu || set->group.shared,
+                      d_fp_s(&ctx->exec, &set->group, &op->coll, plan, error));
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:

@@ -1,4 +1,4 @@
-#include "core/health/heartbeat.h"
+#include "core/health/health.h"
 
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 
 enum {
     INTERVAL_MAX_MS = 1000,
@@ -52,14 +52,6 @@ static uint64_t oldest_started(const bhvd_context *ctx)
     return oldest ? oldest : ctx->executing;
 }
 
-static uint64_t own_execution(const bhvd_context *ctx)
-{
-    const uint64_t started = oldest_started(ctx);
-    if (started)
-        return started;
-    return ctx->executions.head ? ctx->executions.head->number : 0;
-}
-
 static bool monitors(const bhvd_context *ctx, int rank)
 {
     return rank != ctx->options.rank && (rank == COORDINATOR || ctx->options.rank == COORDINATOR) &&
@@ -68,7 +60,9 @@ static bool monitors(const bhvd_context *ctx, int rank)
 
 static uint64_t earliest_execution(const bhvd_context *ctx)
 {
-    uint64_t earliest = own_execution(ctx);
+    uint64_t earliest = oldest_started(ctx);
+    if (!earliest && ctx->executions.head)
+        earliest = ctx->executions.head->number;
     for (int rank = 0; rank < ctx->options.size && ctx->options.rank == COORDINATOR; rank++) {
         uint64_t execution = ctx->heartbeat->ranks[rank].execution;
         if (monitors(ctx, rank) && execution && (!earliest || execution < earliest))
@@ -113,15 +107,6 @@ static void expect_acknowledgement(bhvd_context *ctx, int rank, int64_t now_ns)
     }
 }
 
-static void send_heartbeat(bhvd_context *ctx, int rank, const struct bytes *payload)
-{
-    struct link *link = &ctx->exec.connections.links[rank];
-    // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
-    // when it is read, after a goodbye that may explain it.
-    if (link->control_out.size == 0)
-        link_send_frame(link, FRAME_HEARTBEAT, payload, true);
-}
-
 void heartbeat_check(bhvd_context *ctx)
 {
     struct heartbeat *h = ctx->heartbeat;
@@ -138,11 +123,15 @@ void heartbeat_check(bhvd_context *ctx)
     struct bytes payload = {0};
     bytes_put_i64(&payload, (int64_t)earliest_execution(ctx));
     for (int rank = 0; rank < ctx->options.size && !ctx->exec.failure.status; rank++) {
+        struct link *link = &ctx->exec.connections.links[rank];
         if (monitors(ctx, rank)) {
-            send_heartbeat(ctx, rank, &payload);
+            // Unwritten frames show as much; and an unread queue must not grow. A broken connection is noticed
+            // when it is read, after a goodbye that may explain it.
+            if (link->control_out.size == 0)
+                link_send_frame(link, FRAME_HEARTBEAT, &payload, true);
             check_silence(ctx, rank, now_ns, was_stopped);
         }
-        if (rank != ctx->options.rank && ctx->exec.connections.links[rank].state == LINK_OPEN && !ctx->exec.failure.status)
+        if (rank != ctx->options.rank && link->state == LINK_OPEN && !ctx->exec.failure.status)
             expect_acknowledgement(ctx, rank, now_ns);
     }
     bytes_fini(&payload);

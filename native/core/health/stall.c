@@ -1,6 +1,6 @@
 // The stall check: operations that some ranks requested and others did not, for too long. Rank 0 logs which ranks are
 // missing and what each requested last; it also notifies them, so that they can log where they are. The first texts are Horovod's.
-#include "core/health/stall.h"
+#include "core/health/health.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -151,16 +151,6 @@ static void notify_missing(bhvd_context *ctx, const struct stall *stall)
     }
 }
 
-// Keeps them for bhvd_context_stalled.
-static void keep(bhvd_context *ctx, const struct stall *stall)
-{
-    struct bhvd_stalled *before = ctx->stalled.ranks;
-    pthread_mutex_lock(&ctx->stalled.lock);
-    ctx->stalled.ranks = stall->any ? stall->ranks : NULL;
-    pthread_mutex_unlock(&ctx->stalled.lock);
-    free(before);
-}
-
 int bhvd_context_stalled(bhvd_context *ctx, struct bhvd_stalled *out, int capacity)
 {
     int count = 0;
@@ -216,7 +206,11 @@ void stall_check(bhvd_context *ctx)
     }
     for (struct pending *pending = NULL; (pending = pending_next(&c->pending, pending));)
         look_at(ctx, pending, &stall);
-    keep(ctx, &stall);
+    struct bhvd_stalled *before = ctx->stalled.ranks;
+    pthread_mutex_lock(&ctx->stalled.lock);
+    ctx->stalled.ranks = stall.any ? stall.ranks : NULL;       // kept for bhvd_context_stalled
+    pthread_mutex_unlock(&ctx->stalled.lock);
+    free(before);
     if (stall.warn || stall.shut_down) {
         log_report(ctx, &stall);
         if (!stall.shut_down || stall.first)     // else they have logged where they are, and now log why they end

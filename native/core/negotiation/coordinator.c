@@ -3,18 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/status.h"
-#include "core/negotiation/fuse.h"
+#include "core/context/response_cache.h"
 #include "core/negotiation/inline_payload.h"
-#include "core/context/context.h"
-#include "core/message/frame.h"
 #include "core/negotiation/pairwise.h"
-#include "core/message/reason.h"
-#include "core/negotiation/refuse.h"
-#include "core/negotiation/relay.h"
-#include "core/negotiation/response.h"
-#include "core/negotiation/response_cache.h"
 
 bhvd_status coordinator_init(bhvd_context *ctx)
 {
@@ -92,7 +84,7 @@ static void check_pending(bhvd_context *ctx)
         if (set && is_to_be_refused(ctx, pending, set))
             refuse_revoked(ctx, set, pending);
         else if (set && is_complete(ctx, pending, set))
-            fuse_enqueue(ctx->coordinator, pending);
+            responses_enqueue(ctx->coordinator, pending);
     }
 }
 
@@ -109,23 +101,16 @@ static bhvd_status end_join(bhvd_context *ctx)
         if (!has_joined(c, rank))
             return BHVD_OK;
     // Operations that ranks posted before they joined end before the join does.
-    bhvd_status status = fuse_respond(ctx);
+    bhvd_status status = responses_send(ctx);
     if (status)
         return status;
     for (int rank = 0; rank < ctx->options.size; rank++)
         c->requesters[rank].joined = false;
     c->joined_count = 0;
-    for (int id = 0; id < ctx->sets.high; id++) {       // all ranks have revoked pairwise operations, and request them in full
-        struct process_set *set = process_set_get(&ctx->sets, (uint32_t)id);
-        if (set)
-            pairwise_release(ctx, set, set->pairwise_count);
-    }
-    response_begin(c, key.process_set, 1, 0, true);
-    response_put_header(&c->out, &key, 0, BHVD_OK);
-    bytes_put_u32(&c->out, 1);
-    bytes_put_i64(&c->out, c->last_joined);
-    bytes_put_u32(&c->out, 0);
-    return response_send(ctx, process_set_get(&ctx->sets, 0));
+    // All ranks have revoked pairwise operations, and request them in full.
+    for (struct process_set *set = NULL; (set = process_set_next(&ctx->sets, set));)
+        pairwise_release(ctx, set, set->pairwise_count);
+    return response_send_join(ctx, &key);
 }
 
 static bhvd_status on_join(bhvd_context *ctx, int rank)
@@ -151,30 +136,17 @@ static bhvd_status keep_deferred_request(struct coordinator *c, int rank, struct
     return BHVD_OK;
 }
 
-static void count_request(struct requester *requester, struct request *request)
-{
-    request_retain(request);
-    request_release(requester->last);
-    requester->last = request;
-    requester->operations++;
-}
-
-// Counts `pending` for the rank that requested it last.
-static void count_last(struct requester *requester, const struct pending *pending)
-{
-    if (pending->size < 2)
-        return;
-    requester->requested_last++;
-    requester->waited_ns += requester->at_ns > pending->requested_ns ? (uint64_t)(requester->at_ns - pending->requested_ns) : 0;
-}
-
 // Rank `rank` requests `request`: by the id of `entry`, or in full if that is NULL.
 static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *request, struct coordinator_entry *entry)
 {
     struct coordinator *c = ctx->coordinator;
+    struct requester *requester = &c->requesters[rank];
     const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
-    count_request(&c->requesters[rank], request);
+    request_retain(request);
+    request_release(requester->last);
+    requester->last = request;
+    requester->operations++;
     if (!set)       // the set was removed: the rank learns it from its own removal
         return c->additions ? keep_deferred_request(c, rank, request) : BHVD_OK;
     if (coordinator_any_departed(ctx, set, &error))
@@ -205,10 +177,14 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     pending->requested_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
     if (is_complete(ctx, pending, set)) {
-        count_last(&c->requesters[rank], pending);
-        fuse_enqueue(c, pending);
+        if (pending->size > 1) {
+            const int64_t waited_ns = requester->at_ns - pending->requested_ns;
+            requester->requested_last++;
+            requester->waited_ns += waited_ns > 0 ? (uint64_t)waited_ns : 0;
+        }
+        responses_enqueue(c, pending);
     }
-    pending->requested_ns = c->requesters[rank].at_ns;
+    pending->requested_ns = requester->at_ns;
     return BHVD_OK;
 }
 
@@ -363,7 +339,7 @@ bhvd_status coordinator_on_requests(bhvd_context *ctx, const int *ranks, int cou
 bhvd_status coordinator_respond(bhvd_context *ctx)
 {
     const int64_t begin_ns = coordinator_time_begin(ctx);
-    bhvd_status status = fuse_respond(ctx);
+    bhvd_status status = responses_send(ctx);
     coordinator_time_end(ctx, begin_ns);
     return status;
 }
@@ -458,10 +434,8 @@ void coordinator_fini(bhvd_context *ctx)
         pending_free(pending);
     }
     table_fini(&c->pending);
-    fuse_fini(c);
-    refuse_fini(c);
-    for (struct deferred_request *deferred = c->deferred_requests.head, *next; deferred; deferred = next) {
-        next = deferred->next;
+    responses_fini(c);
+    for (struct deferred_request *deferred; (deferred = fifo_take(&c->deferred_requests, next));) {
         request_release(deferred->request);
         free(deferred);
     }

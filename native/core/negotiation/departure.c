@@ -4,7 +4,6 @@
 #include "base/status.h"
 #include "core/context/context.h"
 #include "core/message/frame.h"
-#include "core/message/reason.h"
 #include "core/negotiation/coordinator.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
@@ -14,7 +13,7 @@ bhvd_status departure_begin(bhvd_context *ctx)
     struct bytes item = {0};
     if (departure_is_free(ctx))
         return BHVD_OK;                 // nobody relies on this rank: the goodbye is all that others need
-    bhvd_status status = pairwise_revoke_all(ctx, ctx->options.rank);
+    bhvd_status status = pairwise_revoke(ctx, NULL, ctx->options.rank);
     bytes_put_u8(&item, ITEM_LEFT);
     status = status ? status : relay_send_requests(ctx, &item);
     bytes_fini(&item);

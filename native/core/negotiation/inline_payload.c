@@ -3,12 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/size.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/context/lru_cache.h"
+#include "core/context/response_cache.h"
 #include "core/message/frame.h"
-#include "core/negotiation/tree.h"
+#include "core/negotiation/relay.h"
 
 static bool collective_is_small(const struct collective *coll)
 {

@@ -10,7 +10,6 @@
 #include "collective/collectives.h"
 #include "core/context/operation.h"
 #include "core/negotiation/pending.h"
-#include "executor/executor.h"
 
 enum { INLINE_PAYLOAD_BYTES = 512 };  // of the one tensor
 

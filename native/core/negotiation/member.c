@@ -2,15 +2,14 @@
 
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/status.h"
-#include "core/context/context.h"
-#include "core/message/id_range.h"
-#include "core/message/reason.h"
+#include "core/context/response_cache.h"
 #include "core/negotiation/inline_payload.h"
 #include "core/negotiation/pairwise.h"
 #include "core/negotiation/relay.h"
-#include "core/negotiation/response_check.h"
-#include "core/negotiation/response_cache.h"
+
+// ------------------------------------------------------------------------------------------------------------ requests
 
 // The operation in progress that uses this entry; NULL: none.
 static struct bhvd_operation *user_of(const struct cache_entry *entry)
@@ -54,7 +53,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
         }
         if (op->coll.kind == BHVD_JOIN) {
             ctx->has_joined = true;
-            if ((status = pairwise_revoke_all(ctx, NOBODY_DEPARTED)))
+            if ((status = pairwise_revoke(ctx, NULL, NOBODY_DEPARTED)))
                 break;
         }
         op->phase = OPERATION_REQUESTED;
@@ -94,6 +93,86 @@ bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
     bytes_fini(&out);
     return status;
 }
+
+// ------------------------------------------------------------------------------------------------- checks of responses
+
+// Are all row numbers of `count` ranks non-negative, with a total size that fits into memory?
+static bool can_be_held(const int64_t *rows, int count, size_t row_nbytes)
+{
+    size_t nbytes;
+    int64_t sum = 0;
+    for (int i = 0; i < count; i++) {
+        if (rows[i] < 0 || __builtin_add_overflow(sum, rows[i], &sum))
+            return false;
+    }
+    return !__builtin_mul_overflow((size_t)sum, row_nbytes, &nbytes) && nbytes <= PTRDIFF_MAX;
+}
+
+// The rank has checked the rows that it sends itself.
+static bool agrees_exchanged(const struct process_set *set, const struct bhvd_operation *op, const struct tensor *tensor,
+                             const int64_t *received)
+{
+    const int64_t longest = received[set->group.size];
+    size_t nbytes;
+    for (int i = 0; i < set->group.size; i++) {
+        if (received[i] > longest || operation_split(op, tensor, i, set->group.size) > longest)
+            return false;
+    }
+    return longest <= INT32_MAX && received[set->group.rank] == operation_split(op, tensor, set->group.rank, set->group.size) &&
+           !__builtin_mul_overflow((size_t)longest, tensor->row_nbytes, &nbytes) &&
+           can_be_held(received, set->group.size, tensor->row_nbytes);
+}
+
+bool response_agrees(const struct process_set *set, const struct bhvd_operation *op)
+{
+    const int64_t *numbers = op->response_numbers;
+    const size_t count = op->response_number_count;
+    if (op->coll.kind == BHVD_JOIN)
+        return count == 1 && numbers[0] >= 0 && numbers[0] < set->group.size;
+    const size_t per_tensor = response_count(op->coll.kind, set->group.size);
+    if (set->group.rank < 0 || count != per_tensor * op->coll.tensor_count)
+        return false;
+    for (size_t t = 0; t < op->coll.tensor_count && per_tensor; t++) {
+        const struct tensor *tensor = &op->coll.tensors[t];
+        const int64_t *rows = numbers + t * per_tensor;
+        if (!(op->coll.kind == BHVD_ALLGATHER
+                  ? rows[set->group.rank] == tensor->dim0 && can_be_held(rows, set->group.size, tensor->row_nbytes)
+                  : agrees_exchanged(set, op, tensor, rows)))
+            return false;
+    }
+    return true;
+}
+
+bool response_continues(const struct execution *execution, const struct bhvd_operation *op)
+{
+    if (op->process_set != execution->process_set)
+        return false;
+    if (execution->count == 0)
+        return true;
+    struct collective *first = execution->colls[0];
+    return first->kind == BHVD_ALLREDUCE && op->coll.kind == BHVD_ALLREDUCE && op->coll.op == first->op &&
+           op->coll.prescale_factor == first->prescale_factor && op->coll.postscale_factor == first->postscale_factor &&
+           operation_of(first)->on_gpu == op->on_gpu;
+}
+
+bool response_has_zeros(const struct request *request)
+{
+    struct bhvd_codec_options options = {.parameter = request->codec_parameter};
+    bool low_precision = request->kind == BHVD_C_LP_S, floats_only = low_precision || request->op == BHVD_OP_ADASUM;
+    if ((request->kind != BHVD_ALLREDUCE && !low_precision) || (low_precision && request->op > BHVD_OP_SUM))
+        return false;
+    for (uint32_t t = 0; t < request->tensor_count; t++) {
+        bhvd_dtype dtype = request->tensors[t].dtype;
+        if (floats_only && !dtype_is_floating(dtype))
+            return false;
+        if (low_precision && (dtype != request->tensors[0].dtype ||
+                              !bhvd_encoded_size(request->codec, dtype, 1, &options)))
+            return false;
+    }
+    return true;
+}
+
+// ----------------------------------------------------------------------------------------------------------- responses
 
 // Keeps the numbers that the response adds to the request. False: no memory.
 static bool keep_numbers(struct bhvd_operation *op, const unsigned char *values, size_t count)
@@ -157,17 +236,6 @@ static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct reque
     return op;
 }
 
-// Ends the operation, if this rank has requested it and waits for the response.
-static bhvd_status take_error(const bhvd_context *ctx, struct bhvd_operation *op, bhvd_status status, struct bytes_reader *r)
-{
-    struct bhvd_error error;
-    if (!reason_take(r, status, ctx->options.size, &error))
-        return BHVD_ERR_PROTOCOL;
-    if (op && op->phase > OPERATION_POSTED)
-        operation_complete(op, &error);
-    return BHVD_OK;
-}
-
 // Reads one full item. *out NULL: nothing to execute here (an error, or this rank does not take part).
 static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct bytes_reader *r,
                                 struct bhvd_operation **out)
@@ -180,8 +248,14 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     if (op && (op->is_pairwise || op->phase >= OPERATION_AGREED))
         op = NULL;
     *out = NULL;
-    if (status)
-        return take_error(ctx, op, status, r);
+    if (status) {
+        struct bhvd_error error;
+        if (!reason_take(r, status, ctx->options.size, &error))
+            return BHVD_ERR_PROTOCOL;
+        if (op && op->phase > OPERATION_POSTED)         // this rank has requested it, and waits for the response
+            operation_complete(op, &error);
+        return BHVD_OK;
+    }
     const size_t count = bytes_take_u32(r);
     const unsigned char *numbers = bytes_take(r, count * sizeof(int64_t));
     const struct bytes_reader full_request = bytes_take_sub(r);
@@ -212,8 +286,10 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
             operation_release(op);
         return status;
     }
-    if (id && !op->coll.is_proxy)
-        response_cache_store(ctx->cache, id, op);
+    if (id && !op->coll.is_proxy) {
+        const struct operation_key own = operation_key_of(op);
+        response_cache_store(ctx->cache, id, &own, &op->request, op->response_numbers, count);
+    }
     *out = op;
     return BHVD_OK;
 }

@@ -17,6 +17,7 @@
 // others: nothing.
 #pragma once
 
+#include "core/context/context.h"
 #include "core/context/operation.h"
 
 // Requests operations that this rank posted (a list linked by `next`).
@@ -24,3 +25,12 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted);
 // Frames of the coordinator, which may be this rank: a response; a CACHE_MISS, which asks for the full request of an unknown id.
 bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader payload);
 bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader payload);
+
+// Does a response fit this rank's request? A rank accepts nothing that would make it read or write
+// out of bounds, not even from a peer that knows the secret, which may be broken or of another version.
+// Checks op's response_numbers.
+bool response_agrees(const struct process_set *set, const struct bhvd_operation *op);
+// May the operation be fused with those that `execution` already has?
+bool response_continues(const struct execution *execution, const struct bhvd_operation *op);
+// Can this rank take part with zeros?
+bool response_has_zeros(const struct request *request);

@@ -5,9 +5,9 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/message/reason.h"
+#include "core/message/frame.h"
 #include "core/negotiation/relay.h"
-#include "executor/tasks.h"
+#include "executor/task.h"
 #include "primitive/peers.h"
 #include "primitive/primitive.h"
 
@@ -44,17 +44,6 @@ static void entry_free(void *cached)
     operation_release(entry->op);
     bytes_fini(&entry->request);
     free(entry);
-}
-
-static void wait_for_neighbors(struct pairwise *pairwise, struct pairwise_entry *entry, struct bhvd_operation *op)
-{
-    atomic_fetch_add(&op->references, 1);
-    op->is_pairwise = true;
-    entry->op = op;
-    entry->since_ns = entry->warned_ns = clock_now_ns();
-    entry->next_waiting = pairwise->waiting;
-    pairwise->waiting = entry;
-    pairwise->changed = true;
 }
 
 // Removes it from the waiting list. Returns its operation, held.
@@ -132,13 +121,8 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
     const struct peers peers = primitive_peers(&op->coll, set->group.size, set->group.rank);
     for (int p = 0; p < peers.count; p++)
         entry->neighbors[entry->count++].rank = set->group.ranks[peers.index[p]];
-    bytes_put(&entry->request, op->request.data, op->request.size);
-    if (!entry->request.failed) {
-        const char *name = (const char *)entry->request.data + (op->coll.name - (const char *)op->request.data);
-        entry->cached.key = (struct operation_key){key.process_set, key.name_size, name};
-        if (lru_insert(&pairwise->all, &entry->cached))
-            return BHVD_OK;
-    }
+    if (lru_copy_request(&entry->cached, &entry->request, &key, &op->request) && lru_insert(&pairwise->all, &entry->cached))
+        return BHVD_OK;
     entry_free(entry);
     return BHVD_ERR_SYSTEM;
 }
@@ -213,12 +197,17 @@ enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
     if (signal_neighbors(ctx, entry, FRAME_PAIRWISE_READY, ++entry->number, NOBODY_DEPARTED))
         return PAIRWISE_FAILED;
     ctx->counters.cache_hits++;
-    wait_for_neighbors(ctx->pairwise, entry, op);
+    atomic_fetch_add(&op->references, 1);
+    op->is_pairwise = true;
+    entry->op = op;
+    entry->since_ns = entry->warned_ns = clock_now_ns();
+    entry->next_waiting = ctx->pairwise->waiting;
+    ctx->pairwise->waiting = entry;
+    ctx->pairwise->changed = true;
     return PAIRWISE_WAITS;
 }
 
-// process_set NULL: all.
-static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, int departed)
+bhvd_status pairwise_revoke(bhvd_context *ctx, const uint32_t *process_set, int departed)
 {
     bhvd_status status = BHVD_OK;
     for (struct lru_entry *cached = ctx->pairwise->all.oldest; cached && !status; cached = cached->newer) {
@@ -228,9 +217,6 @@ static bhvd_status revoke_each(bhvd_context *ctx, const uint32_t *process_set, i
     }
     return status;
 }
-
-bhvd_status pairwise_revoke_all(bhvd_context *ctx, int departed) { return revoke_each(ctx, NULL, departed); }
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set) { revoke_each(ctx, &process_set, NOBODY_DEPARTED); }
 
 void pairwise_forget_set(bhvd_context *ctx, uint32_t process_set)
 {

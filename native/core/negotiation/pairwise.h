@@ -16,8 +16,7 @@
 // Thread: holder of engine_lock.
 #pragma once
 
-#include "base/bytes.h"
-#include "core/negotiation/response_cache.h"
+#include "core/context/response_cache.h"
 #include "executor/schedule.h"
 
 enum { NOBODY_DEPARTED = -1 };
@@ -51,9 +50,10 @@ enum pairwise_state {
     PAIRWISE_FAILED             // the executor has failed, which has ended it and all others
 };
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op);
-// Call when this rank joins, or leaves but must stay for others. departed: the rank that left, or NOBODY_DEPARTED. An error has
-// failed the context, and ended all operations.
-bhvd_status pairwise_revoke_all(bhvd_context *ctx, int departed);
+// Revokes all (process_set NULL) when this rank joins, or leaves but must stay for others; or those of a process set that is being
+// removed. A waiting operation still starts when its neighbors have posted it, since one of them may have started it already.
+// departed: the rank that left, or NOBODY_DEPARTED. An error has failed the context, and ended all operations.
+bhvd_status pairwise_revoke(bhvd_context *ctx, const uint32_t *process_set, int departed);
 
 // A neighbor has posted an operation, or revokes one: the protocol above.
 bhvd_status pairwise_on_ready(bhvd_context *ctx, struct link *link, struct bytes_reader payload);
@@ -63,9 +63,6 @@ void pairwise_on_goodbye(bhvd_context *ctx, int rank);
 // This rank leaves: waiting operations are its last. Each neighbor sends READY for them, responds with REVOKE, or says goodbye.
 // Call it until none waits.
 void pairwise_leave(bhvd_context *ctx);
-// Revokes those of a process set that is being removed. A waiting operation still starts when its neighbors have posted it, since
-// one of them may have started it already.
-void pairwise_revoke_set(bhvd_context *ctx, uint32_t process_set);
 // Does an operation of this set wait for its neighbors?
 bool pairwise_set_waits(const bhvd_context *ctx, uint32_t process_set);
 // Call after the set is removed and none of its operations runs.

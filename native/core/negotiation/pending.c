@@ -5,9 +5,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/negotiation/response_check.h"
-#include "core/context/lru_cache.h"
-#include "core/message/operation_key.h"
+#include "core/context/response_cache.h"
 
 static bool pending_has_key(const struct table_node *node, const void *arg)
 {

@@ -2,7 +2,6 @@
 // checks that they agree, and which operations can be fused. No communication.
 #pragma once
 
-#include "base/fifo.h"
 #include "core/context/process_set.h"
 #include "core/message/request.h"
 
@@ -10,8 +9,7 @@ struct lru_entry;
 
 struct pending {
     struct table_node by_name;
-    struct pending *next_ready;                 // coordinator_state.h
-    struct pending *next_fused;
+    struct pending *next;                       // in a list of the coordinator (coordinator.h), or in `fused`
     struct FIFO(struct pending) fused;          // in the first of a fusion group: the others,
     size_t fused_nbytes;                        // total size of the group,
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,

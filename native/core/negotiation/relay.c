@@ -4,7 +4,149 @@
 
 #include "base/status.h"
 #include "core/context/context.h"
-#include "core/negotiation/coordinator_state.h"
+
+bhvd_status tree_fanout(const struct bhvd_context_options *options, int *fanout, struct bhvd_error *error)
+{
+    const char *name = options->negotiation ? options->negotiation : "";
+    int wanted = options->negotiation_fanout ? options->negotiation_fanout : TREE_FANOUT;
+    if (wanted < 1)
+        return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION_FANOUT=%d: a relay needs 1 child or more", wanted);
+    if (strcmp(name, "star") == 0)
+        *fanout = TREE_STAR;
+    else if (strcmp(name, "tree") == 0)
+        *fanout = wanted;
+    else if (!name[0])
+        *fanout = options->size > TREE_STAR_RANKS ? wanted : TREE_STAR;
+    else
+        return error_set(error, BHVD_ERR_ARGUMENT, "BAGUA_HVD_NEGOTIATION is \"%s\"; known are star, tree", name);
+    return BHVD_OK;
+}
+
+bool tree_parents(const int *host_of, int size, int fanout, int *parents)
+{
+    int *memory = calloc(3 * (size_t)size + 1, sizeof *memory);
+    if (!memory)
+        return false;
+    int *by_host = memory;              // ranks, host by host
+    int *first = memory + size, *seen = first + size + 1;       // by host: its index in by_host; number of its ranks seen
+    for (int rank = 0; rank < size; rank++)
+        first[host_of[rank] + 1]++;
+    for (int host = 0; host < size; host++)
+        first[host + 1] += first[host];
+    for (int rank = 0; rank < size; rank++) {
+        const int host = host_of[rank], before = seen[host]++;
+        by_host[first[host] + before] = rank;
+        if (fanout == TREE_STAR)
+            parents[rank] = rank ? 0 : -1;
+        else if (before)
+            parents[rank] = by_host[first[host] + (before - 1) / fanout];
+        else
+            parents[rank] = host ? by_host[first[(host - 1) / fanout]] : -1;
+    }
+    free(memory);
+    return true;
+}
+
+bool tree_choose(const struct bhvd_context_options *options, const int *host_of, bool *talks_to)
+{
+    int fanout = 0, *parents = malloc((size_t)options->size * sizeof *parents);
+    const bool there = parents && !tree_fanout(options, &fanout, NULL) && tree_parents(host_of, options->size, fanout, parents);
+    for (int other = 0; other < options->size && there; other++)
+        talks_to[other] = other == 0 || options->rank == 0 || parents[other] == options->rank || parents[options->rank] == other;
+    free(parents);
+    return there;
+}
+
+static bhvd_status add_child(struct tree *tree, int rank, int size)
+{
+    struct tree_child *children = realloc(tree->children, (size_t)(tree->child_count + 1) * sizeof *children);
+    if (!children)
+        return BHVD_ERR_SYSTEM;
+    tree->children = children;
+    struct tree_child *child = &children[tree->child_count];
+    *child = (struct tree_child){.rank = rank};
+    if (!rank_set_init(&child->below, size))
+        return BHVD_ERR_SYSTEM;
+    tree->child_count++;
+    return BHVD_OK;
+}
+
+bhvd_status tree_init(struct tree *tree, const int *host_of, int size, int rank, int fanout)
+{
+    int *parents = malloc((size_t)size * sizeof *parents);
+    tree->towards = malloc((size_t)size * sizeof *tree->towards);
+    bool ok = parents && tree->towards && tree_parents(host_of, size, fanout, parents);
+    for (int other = 0; other < size && ok; other++) {   // a parent comes before its children
+        const int parent = parents[other];
+        tree->parent = other == rank ? parent : tree->parent;
+        tree->towards[other] = other == rank || parent < 0 ? -1 : parent == rank ? tree->child_count : tree->towards[parent];
+        ok = parent != rank || !add_child(tree, other, size);
+        if (ok && tree->towards[other] >= 0)
+            rank_set_add(&tree->children[tree->towards[other]].below, other);
+    }
+    free(parents);
+    return ok ? BHVD_OK : BHVD_ERR_SYSTEM;
+}
+
+void tree_fini(struct tree *tree)
+{
+    for (int i = 0; i < tree->child_count; i++) {
+        rank_set_fini(&tree->children[i].below);
+        bytes_fini(&tree->children[i].out);
+    }
+    free(tree->children);
+    free(tree->towards);
+    *tree = (struct tree){0};
+}
+
+struct tree_child *tree_child(struct tree *tree, int rank)
+{
+    struct tree_child *child = tree_child_towards(tree, rank);
+    return child && child->rank == rank ? child : NULL;
+}
+
+struct tree_child *tree_child_towards(struct tree *tree, int rank)
+{
+    const int index = tree->towards[rank];
+    return index < 0 ? NULL : &tree->children[index];
+}
+
+// -------------------------------------------------------------------------------------------------------------- relays
+
+bool bundle_init(struct bundle *bundle, int size) { return rank_set_init(&bundle->ranks, size); }
+
+void bundle_fini(struct bundle *bundle)
+{
+    rank_set_fini(&bundle->ranks);
+    bytes_fini(&bundle->items);
+    bytes_fini(&bundle->out);
+}
+
+void bundle_clear(struct bundle *bundle) { bundle->out.size = bundle->items.size = 0; }
+
+void bundle_put(struct bundle *bundle, const struct rank_set *from, struct bytes_reader items)
+{
+    const size_t size = (size_t)(items.end - items.at), last = bundle->items.size;
+    if (last && last == size && !rank_set_overlaps(&bundle->ranks, from) && memcmp(bundle->items.data, items.at, size) == 0) {
+        rank_set_unite(&bundle->ranks, from);
+        return;
+    }
+    if (last && !rank_set_equals(&bundle->ranks, from))
+        bundle_write(bundle);
+    rank_set_copy(&bundle->ranks, from);
+    bytes_put(&bundle->items, items.at, size);
+}
+
+const struct bytes *bundle_write(struct bundle *bundle)
+{
+    if (bundle->items.size) {
+        rank_set_put(&bundle->out, &bundle->ranks);
+        bytes_put_u32(&bundle->out, (uint32_t)bundle->items.size);
+        bytes_put(&bundle->out, bundle->items.data, bundle->items.size);
+        bundle->items.size = 0;
+    }
+    return &bundle->out;
+}
 
 bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers)
 {
@@ -102,14 +244,6 @@ bhvd_status relay_send_requests(bhvd_context *ctx, const struct bytes *items)
                                : collect(ctx, &ctx->relay->myself, bytes_read(items));
 }
 
-static bhvd_status coordinate(bhvd_context *ctx, const struct rank_set *from, struct bytes_reader items)
-{
-    int *ranks = ctx->relay->ranks, count = 0;
-    for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
-        ranks[count++] = rank;
-    return ctx->relay->receivers->up(ctx, ranks, count, items);
-}
-
 static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct bytes_reader r)
 {
     struct rank_set *from = &ctx->relay->named;
@@ -119,7 +253,15 @@ static bhvd_status on_groups(bhvd_context *ctx, const struct link *link, struct 
         const struct bytes_reader group = bytes_take_sub(&r);
         if (r.failed || !child || rank_set_is_empty(from) || !rank_set_contains(&child->below, from))
             return BHVD_ERR_PROTOCOL;
-        bhvd_status status = ctx->options.rank == COORDINATOR ? coordinate(ctx, from, group) : collect(ctx, from, group);
+        bhvd_status status;
+        if (ctx->options.rank == COORDINATOR) {
+            int *ranks = ctx->relay->ranks, count = 0;
+            for (int rank = rank_set_next(from, 0); rank >= 0; rank = rank_set_next(from, rank + 1))
+                ranks[count++] = rank;
+            status = ctx->relay->receivers->up(ctx, ranks, count, group);
+        } else {
+            status = collect(ctx, from, group);
+        }
         if (status)
             return status;
     }
@@ -149,17 +291,11 @@ static bhvd_status flush_child(bhvd_context *ctx, struct tree_child *child)
     return status;
 }
 
-static bhvd_status flush_down(bhvd_context *ctx)
+bhvd_status relay_flush(bhvd_context *ctx)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < ctx->relay->tree.child_count && !status; i++)
         status = flush_child(ctx, &ctx->relay->tree.children[i]);
-    return status;
-}
-
-bhvd_status relay_flush(bhvd_context *ctx)
-{
-    bhvd_status status = flush_down(ctx);
     return status ? status : flush_up(ctx);
 }
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/futex.h"
+#include "base/thread.h"
 
 enum { RECORDS_MAX = 256, LINE_BYTES = 2048 };
 

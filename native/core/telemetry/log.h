@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "bagua_hvd.h"
-#include "base/fifo.h"
+#include "base/containers.h"
 
 struct log_record;
 

@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "core/message/request.h"
 #include "core/telemetry/log.h"
 
 enum { EVENT_BYTES = 2048, NAME_BYTES = 512 };

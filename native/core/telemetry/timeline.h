@@ -5,7 +5,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/table.h"
 #include "core/message/request.h"
 
 struct timeline {
