@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bagua_hvd.bench.results import Times, WrongResult, leave
-from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.environment import get_env_rank_and_size
 
 if TYPE_CHECKING:
     import torch

@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any
 
 from bagua_hvd.core import log, native, objects, variables
-from bagua_hvd.core.context import Context
+from bagua_hvd.core.context import Context, Listener
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
-from bagua_hvd.job import elastic_worker, environment, process_sets, records, rendezvous, reporting
-from bagua_hvd.job.builds import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
+from bagua_hvd.job import elastic_worker, environment, process_sets, rendezvous, reporting
 from bagua_hvd.job.engines import join, mpi_library
 from bagua_hvd.job.engines.detect import detect
-from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import (
     NOT_INITIALIZED,
@@ -27,19 +26,26 @@ from bagua_hvd.job.runtime import (
     Min,
     Product,
     Sum,
+    ccl_built,
     context,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
     dynamic_process_sets,
+    gloo_built,
     gloo_enabled,
     is_homogeneous,
     is_initialized,
     job_options,
     local_rank,
     local_size,
+    mpi_built,
     mpi_enabled,
     mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     runtime,
     size,
     wait_for_gpus,
@@ -160,7 +166,7 @@ def _start(comm, process_sets, scope=None):
     runtime.options = options
     runtime.context = started
     runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
-    runtime.listener = records.Listener(started, lambda: runtime.steps)
+    runtime.listener = Listener(started, lambda: runtime.steps)
     runtime.call_context_callbacks()
     # Registered anew each time: it must run before MPI is finalized, which this call may have started.
     atexit.unregister(shutdown)

@@ -23,9 +23,9 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
-from bagua_hvd.job.env import PLACE
-from bagua_hvd.job.messages import Hello, HelloAgain
-from bagua_hvd.job.ports import split_address
+from bagua_hvd.job.channel import Hello, HelloAgain
+from bagua_hvd.job.environment import PLACE
+from bagua_hvd.job.server import split_address
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30

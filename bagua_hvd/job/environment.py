@@ -1,13 +1,50 @@
-"""The environment variables of the launcher and the user, read once at init into one Options object."""
+"""The environment of this process: the variables of the launcher and the user, read once at init into one Options
+object; its rank, before init() and without the native core; its host.
+"""
+import hashlib
 import ipaddress
+import os
 import socket
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.variables import integer
 from bagua_hvd.job import probe
+
+# The variables by which our launcher tells a process its place in the job.
+PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+         "HOROVOD_CROSS_SIZE")
+# In order of precedence: our launcher, Open MPI, MPICH and its relatives.
+_PAIRS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """(rank, size) as set by the launcher of this process; (0, 1) without a launcher.
+
+    Raises:
+        RuntimeError: only one variable of a pair is set. ValueError: not a number.
+    """
+    for rank_name, size_name in _PAIRS:
+        rank, size = os.environ.get(rank_name), os.environ.get(size_name)
+        if rank is not None and size is not None:
+            try:
+                return int(rank), int(size)
+            except ValueError:
+                raise ValueError(f"environment variables {rank_name}={rank!r}, {size_name}={size!r}: expected two "
+                                 "integers") from None
+        if rank is not None or size is not None:
+            present, missing = (rank_name, size_name) if size is None else (size_name, rank_name)
+            raise RuntimeError(f"environment variable {present} is set, but {missing} is not: set both or neither")
+    return 0, 1
 
 
 @dataclass
@@ -180,3 +217,27 @@ def local_address_towards(host: str) -> str:
             return probe.getsockname()[0]
         except OSError as error:
             raise ValueError(f"HOROVOD_GLOO_RENDEZVOUS_ADDR={host}: no route from this host ({error})") from None
+
+
+# Processes that differ in one of these namespaces do not share memory or network, although they share the kernel.
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def _identity():
+    """The kernel's boot, and the namespaces: hosts of one name that were just started have equal namespace numbers."""
+    with suppress(OSError):
+        yield Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for name in _NAMESPACES:
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/ns/{name}")
+
+
+def host_hash(salt: Any = None) -> str:
+    """Text that is equal in all processes of a host and container, and begins with the host's short name.
+
+    Args:
+        salt: processes with an equal salt form a host of their own; None: no salt.
+    """
+    hostname = socket.gethostname()
+    text = f"{hostname}-{','.join(_identity())}" + ("" if salt is None else f"-{salt}")
+    return f"{hostname.split('.')[0]}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

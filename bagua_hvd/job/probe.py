@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from bagua_hvd.job.channel import Connection
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.server import Server
+from bagua_hvd.job.server import EVERY_INTERFACE, Server
 
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = "/proc/net/if_inet6"      # ioctls support only IPv4
@@ -93,7 +92,7 @@ class Requests:
         self._targets: dict[str, Target] = {}       # by key
 
     def listen(self, name: str, key: str, nics: Collection[str] | None, ports: Sequence[int]) -> dict[str, Any]:
-        """Opens a Target; returns its port and this host's addresses(nics). key: base64. ports: see job/ports.py."""
+        """Opens a Target; returns its port and this host's addresses(nics). key: base64. ports: see job/server.py."""
         target = self._targets[key] = Target(name, base64.b64decode(key), ports=ports)
         return {"port": target.port, "addresses": addresses(nics)}
 

@@ -12,12 +12,11 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from bagua_hvd.job.channel import make_secret_key
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
-from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
 from bagua_hvd.ray.messages import Messages
 from bagua_hvd.ray.placement import Resources
 from bagua_hvd.ray.utils import nics_to_env_var

@@ -7,9 +7,9 @@ from typing import Any
 
 import ray
 
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.ray.elastic import ElasticRayExecutor
 from bagua_hvd.ray.messages import Messages
 from bagua_hvd.ray.placement import Actors, Resources

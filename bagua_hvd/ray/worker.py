@@ -8,7 +8,7 @@ import ray
 
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic_worker import RemovedFromJob
-from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.ray import ray_logger
 
 BECAUSE_OF = "bagua_hvd_because_of"

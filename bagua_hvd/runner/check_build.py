@@ -71,9 +71,9 @@ def _operations(built):
     """Horovod's names of the libraries that move tensors."""
     if not built:
         return [_line(False, name) for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
-    from bagua_hvd.job import builds
+    from bagua_hvd.job import runtime
 
-    available = {"NCCL": builds.nccl_built(), "DDL": builds.ddl_built(), "CCL": builds.ccl_built(), "MPI": True,
+    available = {"NCCL": runtime.nccl_built(), "DDL": runtime.ddl_built(), "CCL": runtime.ccl_built(), "MPI": True,
                  "Gloo": True}
     return [_line(found, name) for name, found in available.items()]
 

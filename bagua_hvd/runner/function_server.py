@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
 from bagua_hvd.runner.function_task import Error, Function, Result
 from bagua_hvd.runner.job import WorkerFailed

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, Hello
 from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
-from bagua_hvd.job.env import get_env_rank_and_size
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.job.probe import connect
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 
 _CONNECT_SECONDS = 20

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bagua_hvd.job import reporting
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util import hosts
 from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.output import Console, LineForwarder

@@ -13,10 +13,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
-from bagua_hvd.job.env import PLACE
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job.environment import PLACE
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util.hosts import parse_hosts
 from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed

@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
 from bagua_hvd.core.util import deprecated
+from bagua_hvd.job.channel import make_secret_key
 from bagua_hvd.job.probe import interface_names
-from bagua_hvd.job.secret import make_secret_key
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import parse_host_files
 from bagua_hvd.runner.elastic.run import listen_address, plan_elastic, run_elastic

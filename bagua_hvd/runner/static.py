@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
-from bagua_hvd.job.channel import silence_seconds
-from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.channel import make_secret_key, silence_seconds
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.job.server import join_address
 from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.job import (

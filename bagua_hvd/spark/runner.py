@@ -19,11 +19,10 @@ import pyspark
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.channel import Hello, make_secret_key
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util.timeout import TimeoutException
 from bagua_hvd.runner.function_server import FunctionServer, pickled
 from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment

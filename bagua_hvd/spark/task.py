@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.runner.common.util.hosts import SlotInfo, slots_on
 from bagua_hvd.runner.job import worker_environment
 from bagua_hvd.runner.processes import kill_sessions

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import bagua_hvd
+from bagua_hvd.job.channel import name_of
 from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
-from bagua_hvd.job.messages import name_of
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings

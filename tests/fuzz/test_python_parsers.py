@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bagua_hvd.job import channel, elastic_worker
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.rendezvous import Register
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
 from bagua_hvd.runner.ssh import frames

@@ -7,10 +7,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
-from bagua_hvd.job.ports import join_address
 from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import Service, join_address
 from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.elastic.reach import Reach

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
+from bagua_hvd.job.channel import make_secret_key
 from bagua_hvd.job.elastic_worker import WORKER_SAYS
-from bagua_hvd.job.ports import EVERY_INTERFACE
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import EVERY_INTERFACE, Service
 from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
 from bagua_hvd.runner.dashboard import Dashboard
 from bagua_hvd.runner.elastic.crew import Crew

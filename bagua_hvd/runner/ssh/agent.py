@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
-from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.messages import fill
+from bagua_hvd.job.channel import fill
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import AnyProcess
 from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack

@@ -25,7 +25,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
-from bagua_hvd.job.messages import fill
+from bagua_hvd.job.channel import fill
 from bagua_hvd.runner.processes import Process
 from bagua_hvd.runner.spawner import Task
 from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack

@@ -14,7 +14,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.job import LOOPBACK
 from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bagua_hvd.job.env import PLACE
+from bagua_hvd.job.environment import PLACE
 
 _HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\da-fA-F]*:[\da-fA-F:.]+)\])(?::(?P<slots>\d+))?", re.ASCII)
 # Open MPI's format; its max_slots has no meaning for a job with a given number of ranks.
