@@ -1,7 +1,7 @@
 """Every environment variable that bagua_hvd reads, its own and Horovod's: its meaning, and how its text is parsed.
 
 `read()` knows no others; docs/environment.md and `baguarun --help-environment` are made from this table.
-Variables of other engines (mpirun, srun, torchrun) are read in job/engines, where the engines are detected.
+Variables of other engines (mpirun, srun, torchrun) are read in job/engines.py, where the engines are detected.
 """
 import base64
 import difflib

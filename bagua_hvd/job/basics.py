@@ -13,9 +13,8 @@ from bagua_hvd.core import log, native, objects, variables
 from bagua_hvd.core.context import Context, Listener
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
-from bagua_hvd.job import elastic_worker, environment, process_sets, rendezvous, reporting
-from bagua_hvd.job.engines import join, mpi_library
-from bagua_hvd.job.engines.detect import detect
+from bagua_hvd.job import elastic_worker, environment, join, process_sets, rendezvous, reporting
+from bagua_hvd.job.engines import abandon_mpi, detect, start_mpi
 from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import (
@@ -218,7 +217,7 @@ def _start_mpi():
     try:
         if placement is None:
             raise RuntimeError("no mpirun started this process")
-        mpi_library.start(placement)
+        start_mpi(placement)
     except RuntimeError as error:
         raise ValueError(f"Horovod initialization failed. BAGUA_HVD_TRANSPORT=mpi: {error}; start the job by mpirun, "
                          "srun or `baguarun --mpi`, or leave BAGUA_HVD_TRANSPORT out.") from error
@@ -230,7 +229,7 @@ def _leave_mpi(stopped):
         stopped.check()
     except HorovodInternalError as error:
         if error.status != native.ERR_SHUTDOWN:
-            mpi_library.abandon()
+            abandon_mpi()
 
 
 def _number_hosts(started, options):

@@ -1,6 +1,6 @@
 """Jobs whose ranks mpirun starts: its command, for `baguarun --mpi`, and run(use_mpi=True).
 
-The ranks then find each other by themselves, see engines/. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
+The ranks then find each other by themselves: job/join.py. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
 (also Intel MPI) differ; `mpirun --version` says which one is in PATH.
 
 run() sends its function through a FunctionServer: MPI cannot send one to processes that need not call MPI.

@@ -6,8 +6,8 @@ import pytest
 
 from bagua_hvd.job import channel
 from bagua_hvd.job.channel import Hello, fill, name_of
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
-from bagua_hvd.job.engines.join import _parse_rendezvous_info
+from bagua_hvd.job.engines import ExchangeUnavailable
+from bagua_hvd.job.join import _parse_rendezvous_info
 
 
 @dataclass(frozen=True)

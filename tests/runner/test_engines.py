@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.job.engines import join
-from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange, folder
-from bagua_hvd.job.engines.join import Membership
+from bagua_hvd.job import join
+from bagua_hvd.job.engines import ExchangeUnavailable, FileExchange, Placement, detect, folder
+from bagua_hvd.job.join import Membership
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
 

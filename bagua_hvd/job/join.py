@@ -16,10 +16,16 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, fill, make_secret_key
-from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange
-from bagua_hvd.job.engines.exchange_store import StoreMessage, attempt, store_exchange
-from bagua_hvd.job.engines.mpi_library import MpiExchange
+from bagua_hvd.job.engines import (
+    ExchangeUnavailable,
+    FileExchange,
+    MpiExchange,
+    Placement,
+    StoreMessage,
+    attempt,
+    detect,
+    store_exchange,
+)
 from bagua_hvd.job.environment import addresses_of, host_hash
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE
