@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bagua_hvd.bench.results import Others, Results, Times
+from bagua_hvd.bench.rank import Others, Results, Times
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util.safe_shell_exec import execute
 

@@ -20,6 +20,7 @@ from typing import Any
 from bagua_hvd.job.channel import Connection
 from bagua_hvd.job.server import EVERY_INTERFACE, Server
 
+LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = "/proc/net/if_inet6"      # ioctls support only IPv4
 _IPV6_GLOBAL = "00"

@@ -17,13 +17,11 @@ from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
-from bagua_hvd.ray.messages import Messages
-from bagua_hvd.ray.placement import Resources
 from bagua_hvd.ray.utils import nics_to_env_var
-from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker
-from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager
+from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker, Messages, Resources
+from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager, Search
 from bagua_hvd.runner.elastic.driver import ElasticDriver
-from bagua_hvd.runner.elastic.run import Search, drive
+from bagua_hvd.runner.elastic.run import drive
 from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import worker_environment
 
@@ -178,7 +176,7 @@ class ElasticRayExecutor:
 
 
 class _Crew:
-    """Like runner/elastic/crew.py, with actors instead of processes.
+    """Like the Crew of runner/elastic/run.py, with actors instead of processes.
 
     Args:
         function: of the executable. environment: function of a SlotInfo. resources: Resources of a rank.

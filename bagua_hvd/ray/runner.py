@@ -11,9 +11,8 @@ from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.ray.elastic import ElasticRayExecutor
-from bagua_hvd.ray.messages import Messages
-from bagua_hvd.ray.placement import Actors, Resources
 from bagua_hvd.ray.utils import nics_to_env_var
+from bagua_hvd.ray.worker import Actors, Messages, Resources
 from bagua_hvd.runner.common.util.hosts import slots_on
 from bagua_hvd.runner.common.util.timeout import Timeout
 

@@ -1,7 +1,7 @@
 """One rank of run(): `python -m bagua_hvd.runner.function_task ADDRESS,ADDRESS:PORT`.
 
 It may run on any host. It receives the function from the launcher that listens there, or, without addresses, at the
-address of the rendezvous, and sends back the result; see function_server.py. If the launcher ends before that, the rank
+address of the rendezvous, and sends back the result; see run_function.py. If the launcher ends before that, the rank
 ends at once: not every mpirun ends its ranks when it is killed.
 """
 import io

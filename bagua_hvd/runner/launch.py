@@ -15,18 +15,18 @@ from contextlib import suppress
 
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.common.util.hosts import is_local, parse_host_files, plan
 from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
 from bagua_hvd.runner.job import (
     Interrupted,
     OutputOptions,
     WorkerFailed,
     as_horovod_environment,
-    is_local,
-    plan,
+    describe,
+    host_options,
+    run_static,
 )
-from bagua_hvd.runner.ssh.spawner import UnreachableHosts
-from bagua_hvd.runner.static import describe, host_options, run_static
+from bagua_hvd.runner.ssh.connection import UnreachableHosts
 
 _START_ERROR = 1
 

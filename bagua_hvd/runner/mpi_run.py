@@ -11,6 +11,7 @@ import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
@@ -18,12 +19,12 @@ from bagua_hvd.job.elastic_worker import DRIVER, WORKER
 from bagua_hvd.job.environment import PLACE
 from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed
 from bagua_hvd.runner.output import Console, LineForwarder
+from bagua_hvd.runner.spawner import Task
 from bagua_hvd.runner.ssh.connection import flags, forwarded
 from bagua_hvd.runner.ssh.network import own_addresses
-from bagua_hvd.runner.supervisor import Supervisor, Task
+from bagua_hvd.runner.supervisor import Supervisor
 
 _OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
 _HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
@@ -113,13 +114,14 @@ def _hydra(args, hosts, env):
     return [*start, "-genvlist", ",".join(sorted(forwarded(env)))]
 
 
-def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], python: str, server: FunctionServer,
+def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], python: str, server: Any,
                   console: Console) -> None:
     """Runs a function on args.num_proc ranks.
 
     Args:
         args: as for command(), without the command. hosts: `h1:2,h2:2`; None: this host.
         env: the launcher's environment, including variables set by the arguments. python: of the ranks.
+        server: run()'s FunctionServer.
     Raises:
         As run_static(); ValueError, FileNotFoundError: see command().
     """

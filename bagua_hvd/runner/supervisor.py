@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bagua_hvd.runner.output import Console, Sink
-from bagua_hvd.runner.spawner import AnyProcess, AnySpawner, LocalSpawner, Task
+from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
 
 _Result = TypeVar("_Result")
 
@@ -84,12 +84,12 @@ class Supervisor:
     """
 
     def __init__(self, console: Console, should_stop: Callable[[], bool] | None = None, handle_signals: bool = True,
-                 report_failures: bool = True, spawner: AnySpawner | None = None,
+                 report_failures: bool = True, spawner: Spawner | None = None,
                  on_exit: Callable[[AnyProcess, int], object] | None = None, survivors_seconds: float = 0,
                  find_cause: Callable[[list[Any]], Any] | None = None,
                  on_end: Callable[[Any, int], object] | None = None) -> None:
         self._console = console
-        self._spawner = spawner or LocalSpawner()
+        self._spawner = spawner or Spawner()
         self._owns_spawner = spawner is None
         self._on_exit = on_exit
         self._on_end = on_end

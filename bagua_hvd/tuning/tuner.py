@@ -20,11 +20,9 @@ from bagua_hvd.training.model import Model
 from bagua_hvd.training.timing import StepTimes, Timing
 from bagua_hvd.tuning.cost import Ranks, allreduced
 from bagua_hvd.tuning.hysteresis import Hysteresis
-from bagua_hvd.tuning.network import Measured, measure
-from bagua_hvd.tuning.predict import Part, Predictor, total_line_bytes
+from bagua_hvd.tuning.network import Measured, measure, speeds
+from bagua_hvd.tuning.predict import Part, Predictor, Window, points, total_line_bytes, window
 from bagua_hvd.tuning.record import Decision, Record
-from bagua_hvd.tuning.speeds import speeds
-from bagua_hvd.tuning.window import Window, points, window
 
 MEASURED_AFTER, SETTLES, LATER = 2, 5, 3            # steps
 CHANGED_PERCENT = 25                                # a step that differs by more: something has changed

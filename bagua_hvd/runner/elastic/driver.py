@@ -25,7 +25,7 @@ continue wait for it, and there are enough: then every member gets its rank and 
 
 The first rendezvous waits up to start_timeout for all workers that were started.
 
-This module knows no processes or connections: the driver acts through a crew (crew.py), and receives events. All calls
+This module knows no processes or connections: the driver acts through a crew (run.py), and receives events. All calls
 come from one thread, which also calls step() after every event and now and then.
 """
 import math
@@ -43,7 +43,8 @@ from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.discovery import HostManager
 from bagua_hvd.runner.elastic.placement import Phase, Worker, assign, fit
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import WorkerFailed, first_cause
+from bagua_hvd.runner.job import WorkerFailed
+from bagua_hvd.runner.reports import first_cause
 from bagua_hvd.runner.ssh.network import NoRoute
 
 # News that arrives while a worker resets is dropped there, so it is repeated until it has led to a rendezvous.
@@ -81,7 +82,7 @@ def _cause(failures):
 
 
 class AnyCrew(Protocol):
-    """See crew.py."""
+    """See run.py."""
 
     def start(self, number: int, host: str, slot: SlotInfo) -> None: ...
 
@@ -102,7 +103,7 @@ class ElasticDriver:
     """One elastic job.
 
     Args:
-        crew: carries out the driver's decisions, see crew.py.
+        crew: carries out the driver's decisions, see run.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
         survivors_seconds: how long other workers of a host may continue after a failure there. 0: they are stopped.
