@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.core.version import __version__
+from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Start, pack
 from bagua_hvd.runner.ssh.connection import RemoteHost
-from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Start, pack
 from bagua_hvd.runner.supervisor import Task
 from launcher import wait_until
 

@@ -32,13 +32,11 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Ping, Refused, Removed
-from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.discovery import HostManager
 from bagua_hvd.runner.elastic.placement import Phase, Worker, assign, fit
@@ -81,29 +79,11 @@ def _cause(failures):
     return by_rank[first_cause(failures[0].rank, {rank: failure.because_of for rank, failure in by_rank.items()})].error
 
 
-class AnyCrew(Protocol):
-    """See run.py."""
-
-    def start(self, number: int, host: str, slot: SlotInfo) -> None: ...
-
-    def stop(self, number: int, grace_seconds: float = ...) -> None: ...
-
-    def forget(self, numbers: AbstractSet[int]) -> None: ...
-
-    def place(self, number: int, slot: SlotInfo) -> None: ...
-
-    def interface(self, host: str, hosts: Iterable[str]) -> str: ...
-
-    def send(self, number: int, message: object) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
 class ElasticDriver:
     """One elastic job.
 
     Args:
-        crew: carries out the driver's decisions, see run.py.
+        crew: carries out the driver's decisions, see Crew in run.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
         survivors_seconds: how long other workers of a host may continue after a failure there. 0: they are stopped.
@@ -114,7 +94,7 @@ class ElasticDriver:
         generation: number of rendezvous held so far.
     """
 
-    def __init__(self, settings: ElasticSettings, hosts: HostManager, crew: AnyCrew,
+    def __init__(self, settings: ElasticSettings, hosts: HostManager, crew: Any,
                  rank_ended: Callable[[int, int | None, str], object], clock: Callable[[], float] = time.monotonic,
                  survivors_seconds: float = 0) -> None:
         self.finished = False

@@ -28,7 +28,7 @@ from bagua_hvd.core.version import __version__
 from bagua_hvd.job.channel import fill
 from bagua_hvd.runner.processes import Process
 from bagua_hvd.runner.spawner import Task
-from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import GRACE_SECONDS
 
 # Time for the host to stop background processes, and for the connection to end.
