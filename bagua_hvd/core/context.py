@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bagua_hvd.core import log
@@ -59,23 +60,11 @@ class Sent(NamedTuple):
     mpi_bytes: int
 
 
-class MeasuredNetwork(NamedTuple):
-    """The network between the job's hosts, by which the core chooses schedules; see struct bhvd_measured_network.
+class Network(NamedTuple):
+    """The network between a job's hosts; seconds, bytes. latency_s: one way. bytes_per_s: of each line."""
 
-    Attributes:
-        latency_s: one way, to the farthest rank; 0: one host. bytes_per_s: of the slowest measured line to rank 0; 0:
-            one host, too fast to measure, or no TCP. Both are 0 before the first operation.
-    """
-
-    latency_s: float = 0.0
-    bytes_per_s: float = 0.0
-
-
-class _Gatherer:
-    def __init__(self, gather: Callable[[bytes], bytes], secret: bytes) -> None:
-        self.gather = gather
-        self.secret = secret
-        self.failure: BaseException | None = None
+    latency_s: float
+    bytes_per_s: float
 
 
 def _proofs(secret: bytes, sender: bytes, receiver: bytes) -> bytes:
@@ -117,7 +106,7 @@ class Context(Posting):
     __slots__ = ()
 
     def __init__(self, options: Any, gather: Callable[[bytes], bytes]) -> None:
-        gatherer = _Gatherer(gather, options.secret)
+        gatherer = SimpleNamespace(gather=gather, secret=options.secret, failure=None)
         user = ffi.new_handle(gatherer)
         values = {**vars(options), "user": user, "gather": lib.bhvd_python_gather}
         fields = {}         # keep alive the memory that the core reads
@@ -198,11 +187,16 @@ class Context(Posting):
         lib.bhvd_context_sent(self._pointer, number, native)
         return Sent(native.shm_bytes, native.tcp_bytes, native.mpi_bytes)
 
-    def network(self) -> MeasuredNetwork:
-        """Measured at start and sent along with the last operation: equal on all ranks after the same operation."""
+    def network(self) -> Network:
+        """The network by which the core chooses schedules; see struct bhvd_measured_network.
+
+        Measured at start and sent along with the last operation: equal on all ranks after the same operation. The
+        latency is that to the farthest rank; 0: one host. The rate is that of the slowest measured line to rank 0; 0:
+        one host, too fast to measure, or no TCP. Both are 0 before the first operation.
+        """
         native = ffi.new("struct bhvd_measured_network *")
         lib.bhvd_context_network(self._pointer, native)
-        return MeasuredNetwork(native.latency_s, native.bytes_per_s)
+        return Network(native.latency_s, native.bytes_per_s)
 
     def waited_for(self, size: int) -> list[tuple[int, int]]:
         """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] except on rank 0."""

@@ -164,7 +164,8 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
-    runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
+    if variables.read(reporting.VARIABLE):
+        runtime.reporter = reporting.Reporter(figures, lambda: started.stalled(options.size))
     runtime.listener = Listener(started, lambda: runtime.steps)
     runtime.call_context_callbacks()
     # Registered anew each time: it must run before MPI is finalized, which this call may have started.

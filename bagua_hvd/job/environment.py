@@ -8,7 +8,7 @@ import socket
 import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,65 +93,42 @@ def read_options(environ: Mapping[str, str] | None = None) -> Options:
     Raises:
         ValueError: a malformed variable, or more than one rank without a rendezvous.
     """
-    read = _Reader(environ)
-    options = Options()
-    options.size = size = read("HOROVOD_SIZE")
-    options.rank = read("HOROVOD_RANK", integer(0, size - 1))
-    options.local_size = read("HOROVOD_LOCAL_SIZE")
-    options.local_rank = read("HOROVOD_LOCAL_RANK", integer(0, options.local_size - 1))
-    options.cross_size = read("HOROVOD_CROSS_SIZE")
-    options.cross_rank = read("HOROVOD_CROSS_RANK", integer(0, options.cross_size - 1))
-    options.transport = read("BAGUA_HVD_TRANSPORT")
-    options.allreduce_path = read("BAGUA_HVD_ALLREDUCE") or (None if read("BAGUA_HIERARCHY") else "ring")
-    options.streams = read("BAGUA_HVD_STREAMS")
-    options.emulated_bytes_per_s = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
-    options.negotiation = read("BAGUA_HVD_NEGOTIATION")
-    options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
-    # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
-    options.nccl_hierarchical = 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
-    options.host_id = read("BAGUA_HVD_HOST_ID")
-    options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0
-    options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")
-    options.start_timeout_ms = read.milliseconds("HOROVOD_START_TIMEOUT")
-    options.timeout_ms = read.milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS")
-    options.heartbeat_timeout_ms = read.milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS")
-    _read_stall_check(read, options)
-    options.dynamic_process_sets = read("HOROVOD_DYNAMIC_PROCESS_SETS")
-    options.elastic = read("HOROVOD_ELASTIC")
-    options.timeline = read("HOROVOD_TIMELINE")
-    options.timeline_mark_cycles = read("HOROVOD_TIMELINE_MARK_CYCLES")
+    def read(name, kind=None):
+        return variables.read(name, environ, kind)
+
+    def milliseconds(name):
+        return int(read(name) * 1000)
+
+    size, local_size, cross_size = read("HOROVOD_SIZE"), read("HOROVOD_LOCAL_SIZE"), read("HOROVOD_CROSS_SIZE")
+    options = Options(
+        rank=read("HOROVOD_RANK", integer(0, size - 1)), size=size,
+        local_rank=read("HOROVOD_LOCAL_RANK", integer(0, local_size - 1)), local_size=local_size,
+        cross_rank=read("HOROVOD_CROSS_RANK", integer(0, cross_size - 1)), cross_size=cross_size,
+        transport=read("BAGUA_HVD_TRANSPORT"),
+        allreduce_path=read("BAGUA_HVD_ALLREDUCE") or (None if read("BAGUA_HIERARCHY") else "ring"),
+        streams=read("BAGUA_HVD_STREAMS"), emulated_bytes_per_s=read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8,
+        negotiation=read("BAGUA_HVD_NEGOTIATION"), negotiation_fanout=read("BAGUA_HVD_NEGOTIATION_FANOUT"),
+        # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
+        nccl_hierarchical=2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE")),
+        host_id=read("BAGUA_HVD_HOST_ID"), cache_capacity=read("HOROVOD_CACHE_CAPACITY"),
+        fusion_threshold=read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0,
+        start_timeout_ms=milliseconds("HOROVOD_START_TIMEOUT"),
+        timeout_ms=milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS"),
+        heartbeat_timeout_ms=milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS"),
+        stall_warning_ms=milliseconds("HOROVOD_STALL_CHECK_TIME_SECONDS"),
+        stall_shutdown_ms=milliseconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+        dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS"), elastic=read("HOROVOD_ELASTIC"),
+        timeline=read("HOROVOD_TIMELINE"), timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES"))
+    if 0 < options.stall_shutdown_ms < options.stall_warning_ms:
+        warnings.warn("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is below HOROVOD_STALL_CHECK_TIME_SECONDS and therefore "
+                      "ignored", stacklevel=2)
+        options.stall_shutdown_ms = 0
+    if read("HOROVOD_STALL_CHECK_DISABLE"):
+        options.stall_warning_ms = options.stall_shutdown_ms = 0
     if size > 1:
         _read_rendezvous(read, options)
     variables.check(environ)    # those that are read later, too: an error may not wait for the first optimizer
     return options
-
-
-class _Reader:
-    """Reads variables from one mapping; None: from the environment."""
-
-    def __init__(self, environ):
-        self._environ = environ
-
-    def __call__(self, name, kind=None):
-        """kind: overrides the table's with a narrower one."""
-        variable = variables.TABLE[name]
-        return (variable if kind is None else replace(variable, kind=kind)).read(self._environ)
-
-    def milliseconds(self, name):
-        return int(self(name) * 1000)
-
-
-def _read_stall_check(read, options):
-    options.stall_warning_ms = read.milliseconds("HOROVOD_STALL_CHECK_TIME_SECONDS")
-    options.stall_shutdown_ms = read.milliseconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
-    if 0 < options.stall_shutdown_ms < options.stall_warning_ms:
-        warnings.warn(
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is below HOROVOD_STALL_CHECK_TIME_SECONDS and therefore ignored",
-            stacklevel=2,
-        )
-        options.stall_shutdown_ms = 0
-    if read("HOROVOD_STALL_CHECK_DISABLE"):
-        options.stall_warning_ms = options.stall_shutdown_ms = 0
 
 
 def _read_rendezvous(read, options):

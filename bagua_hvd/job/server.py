@@ -60,7 +60,7 @@ def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
 
 
 class Server:
-    """Listens from construction to close(); a context manager. Subclasses define the serve() after the handshake.
+    """Listens from construction to close(); a context manager. Subclasses define what follows the handshake: serve().
 
     Args:
         host: numeric address to bind. name: of the thread. ports: as for listen().
@@ -84,11 +84,10 @@ class Server:
             self.loop).result()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks to an authenticated process; the connection ends when this returns.
+        """Talks to an authenticated process; the connection ends when this returns. Here it does nothing.
 
         It may raise the errors that the other side can cause: OSError, ValueError, EOFError and TimeoutError.
         """
-        raise NotImplementedError
 
     async def _serve(self, reader, writer):
         try:

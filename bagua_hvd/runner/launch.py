@@ -17,18 +17,10 @@ from contextlib import contextmanager, suppress
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
+from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import is_local, parse_host_files, plan
 from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
-from bagua_hvd.runner.job import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    describe,
-    host_options,
-    run_static,
-)
 from bagua_hvd.runner.ssh.connection import UnreachableHosts
 
 _START_ERROR = 1
@@ -134,23 +126,23 @@ def _hosts(args):
 def _environment(args):
     """The job's environment: the launcher's own, and variables set by the flags."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
-    return as_horovod_environment(env) if args.as_horovod else env
+    return job.as_horovod_environment(env) if args.as_horovod else env
 
 
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = _environment(args)
     slots = plan(args.num_proc, _hosts(args))
-    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
+    options = job.host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
     if args.dry_run:
         for slot in slots:
             way = "here" if is_local(slot.hostname) else "by ssh"
-            print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
+            print(f"{job.describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
+    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
+    job.run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
 
 
 def _dashboard(args):
@@ -189,12 +181,12 @@ def _run_elastic(args):
     env = _environment(args)
     discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
                                        args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
-    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
+    options = job.host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
+    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
     run_elastic(args.command, discovery, settings, env, output, options, args.cooldown_range,
                 dashboard=_dashboard(args))
 
@@ -269,9 +261,9 @@ def run_commandline() -> None:
         _run(parse_args())
     except ValueError as error:
         _fail(f"baguarun: error: {error} (see `baguarun --help`)", USAGE_ERROR)
-    except WorkerFailed as error:
+    except job.WorkerFailed as error:
         _fail(f"baguarun: {error}", error.exit_code)
-    except Interrupted as error:
+    except job.Interrupted as error:
         _fail(f"baguarun: {error}; all processes of the job have ended.", 128 + error.signum)
     except KeyboardInterrupt:
         _fail("baguarun: stopped by SIGINT before the job began.", 130)

@@ -26,19 +26,12 @@ from bagua_hvd.job import channel
 from bagua_hvd.job.channel import Hello, make_secret_key
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
+from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import bind_address, parse_host_files, plan
 from bagua_hvd.runner.elastic.run import listen_address, plan_elastic, run_elastic
 from bagua_hvd.runner.flags import TABLE
 from bagua_hvd.runner.function_task import Error, Function, Result
-from bagua_hvd.runner.job import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    host_options,
-    run_static,
-)
 from bagua_hvd.runner.mpi_run import run_by_mpirun
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
 
@@ -120,9 +113,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         rank_plan = plan(num_proc, hosts)
         ranks, bound = range(num_proc), bind_address(slot.hostname for slot in rank_plan)
     nics = interface_names(network_interface, network_interfaces)
-    options = host_options(env, ssh_port, ssh_identity_file, nics)
+    options = job.host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
-    output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
+    output = job.OutputOptions(None if output_filename is None else os.fspath(output_filename))
     function = pickled(python, func, tuple(args), dict(kwargs or {}))
     with FunctionServer(make_secret_key(), function, bound) as server:
         try:
@@ -135,14 +128,14 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
                     run_elastic(server.command(python), discovery, settings, env, output, options, cooldown_range,
                                 console, server.secret_key)
                 else:
-                    run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
+                    job.run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
                                server.secret_key)
-        except WorkerFailed as error:
+        except job.WorkerFailed as error:
             raise server.explained(error, elastic) from None
-        except Interrupted as error:
+        except job.Interrupted as error:
             interrupted = error
         except RuntimeError as error:
-            if isinstance(error.__cause__, WorkerFailed):
+            if isinstance(error.__cause__, job.WorkerFailed):
                 raise error from server.explained(error.__cause__, elastic)
             raise
         else:
@@ -197,7 +190,7 @@ def _environment(start_timeout, cooldown_range, reset_limit):
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
     # The function may use `import horovod.torch`, like its caller.
-    return as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
+    return job.as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
 
 
 def _python(executable):
@@ -269,12 +262,9 @@ class FunctionServer(Server):
         secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
     Attributes:
         secret_key, host: see Args.
-        opening_messages: dataclasses of a connection's first message.
         failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
         unfinished: number of ranks that have not sent everything.
     """
-
-    opening_messages: tuple[type, ...] = (Hello,)
 
     def __init__(self, secret_key: bytes, function: bytes, host: str) -> None:
         self.secret_key = secret_key
@@ -292,34 +282,26 @@ class FunctionServer(Server):
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Talks to one rank."""
+        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello)
+        await self.serve_rank(said.worker, reader, writer)
+
+    async def serve_rank(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Talks to one rank after its hello."""
         self.unfinished += 1
         try:
-            said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), *self.opening_messages)
-            if isinstance(said, Hello):
-                await self._serve_rank(said.worker, reader, writer)
-                return
-        finally:
-            self.unfinished -= 1
-        await self.serve_other(said, reader, writer)
-
-    async def _serve_rank(self, worker, reader, writer):
-        writer.write(channel.encode(Function(len(self._function))))
-        writer.write(self._function)
-        try:
+            writer.write(channel.encode(Function(len(self._function))))
+            writer.write(self._function)
             await writer.drain()
             said = channel.decode(await reader.readline(), Result, Error)
             content = await reader.readexactly(said.nbytes)
+            if isinstance(said, Result):
+                self._results[said.rank] = content
+            else:
+                self.fail(worker, content.decode(errors="replace"))
         except (OSError, EOFError, ValueError):
             self.fail(worker, None)
-            return
-        if isinstance(said, Result):
-            self._results[said.rank] = content
-        else:
-            self.fail(worker, content.decode(errors="replace"))
-
-    async def serve_other(self, said: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handles another first message of `opening_messages` than Hello; there is none here. As serve()."""
-        raise NotImplementedError
+        finally:
+            self.unfinished -= 1
 
     def fail(self, worker: int, text: str | None) -> None:
         """Records a rank's failure; see `failures`."""
@@ -330,7 +312,7 @@ class FunctionServer(Server):
         """Whether the first failure is at least `seconds` old."""
         return self._failed_at is not None and time.monotonic() > self._failed_at + seconds
 
-    def explained(self, error: WorkerFailed, own: bool = False) -> WorkerFailed:
+    def explained(self, error: job.WorkerFailed, own: bool = False) -> job.WorkerFailed:
         """The WorkerFailed with the text of the rank that was the first to report an error.
 
         It may not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
@@ -343,7 +325,7 @@ class FunctionServer(Server):
         if error.process not in texts:
             return error
         rank, text = (error.rank, texts[error.process]) if own else next(iter(texts.items()))
-        return WorkerFailed(rank, error.exit_code if rank == error.rank else 1, f"\n\nRank {rank}: {text}")
+        return job.WorkerFailed(rank, error.exit_code if rank == error.rank else 1, f"\n\nRank {rank}: {text}")
 
     def result(self, rank: int) -> Any:
         """The function's result on that rank. RuntimeError: none has arrived, or it cannot be unpickled."""

@@ -20,7 +20,7 @@ class Task:
 
     Attributes:
         name: for messages; the rank.
-        env: the whole environment; for another host, the differences from the connection's base environment.
+        env: the whole environment; None: this process's. On another host, in addition to that host's own.
         host: the host's name; None: this one.
     """
 

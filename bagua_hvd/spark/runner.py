@@ -9,6 +9,7 @@ A task of the stage agrees with the others on the ranks, and starts its rank as 
 workers, and frameworks cannot be started twice. Three connections lead to the driver: two carry the output of the
 process; the third carries its exit code. When the driver closes that one, the process is killed with its descendants.
 """
+import asyncio
 import base64
 import json
 import os
@@ -32,7 +33,7 @@ from bagua_hvd.job.channel import Hello, make_secret_key
 from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.server import EVERY_INTERFACE
+from bagua_hvd.job.server import EVERY_INTERFACE, HANDSHAKE_SECONDS
 from bagua_hvd.runner.common.util.hosts import SlotInfo, slots_on
 from bagua_hvd.runner.common.util.timeout import TimeoutException
 from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment, worker_environment
@@ -188,29 +189,30 @@ class _SparkFunctionServer(FunctionServer):
         self.last_output = 0.0
         super().__init__(secret_key, function, host)
 
-    opening_messages = (Hello, Task, Output)
-
     async def serve(self, reader, writer):
         self._writers.add(writer)
         try:
-            await super().serve(reader, writer)
+            line = await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS)
+            said = channel.decode(line, Hello, Task, Output)
+            if isinstance(said, Hello):
+                await self.serve_rank(said.worker, reader, writer)
+            elif isinstance(said, Task):
+                await self._watch_task(said.worker, reader, writer)
+            elif said.stream in ("stdout", "stderr"):
+                self._writers.discard(writer)
+                await self._print(LineForwarder(self._console, said.worker, said.stream, self._timestamp), reader)
         finally:
             self._writers.discard(writer)
 
-    async def serve_other(self, said, reader, writer):
-        if isinstance(said, Task):
-            await self._watch_task(said.worker, reader, writer)
-        elif said.stream in ("stdout", "stderr"):
-            forwarder = LineForwarder(self._console, said.worker, said.stream, self._timestamp)
-            self._writers.discard(writer)
-            self.printing += 1
-            try:
-                while data := await reader.read(1 << 16):
-                    forwarder.feed(data)
-                    self.last_output = time.monotonic()
-            finally:
-                self.printing -= 1
-                forwarder.close()
+    async def _print(self, forwarder, reader):
+        self.printing += 1
+        try:
+            while data := await reader.read(1 << 16):
+                forwarder.feed(data)
+                self.last_output = time.monotonic()
+        finally:
+            self.printing -= 1
+            forwarder.close()
 
     def end(self):
         """Closes all connections but output streams: the tasks kill remaining ranks, which ends the streams."""

@@ -20,6 +20,7 @@ import numpy as np
 from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
+from bagua_hvd.core.context import Network
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.primitives import c_fp_s
@@ -39,17 +40,11 @@ _MEMINFO, _LIMIT, _USED = (Path(path) for path in (
     "/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"))
 
 
-class Network(NamedTuple):
-    """Hosts with one rank and one line each. Seconds one way, bytes."""
-
-    latency_s: float
-    bytes_per_s: float
-
-
 def allreduces(hosts: int, nbytes: Sequence[int], network: Network) -> list[float]:
     """Predicts the time in seconds at which each host finishes float32 allreduces of `nbytes` bytes, posted together.
 
-    The core simulates all ranks' schedules (native/simulation). Times include negotiation, in one message.
+    Each host has one rank and one line. The core simulates all ranks' schedules (native/simulation). Times include
+    negotiation, in one message.
 
     Raises:
         ValueError: a value out of range. HorovodInternalError: more steps than the simulator takes (a ring of more

@@ -85,7 +85,7 @@ def test_messages(service):
 
 @pytest.mark.parametrize(("cause", "silent"), [("silent", 2), ("ended", None), ("timeout", None), (None, None)])
 def test_who_was_silent(monkeypatch, cause, silent):
-    monkeypatch.setattr(elastic_worker, "worker", elastic_worker._Worker())
+    monkeypatch.setattr(elastic_worker.worker, "silent", None)
     with pytest.raises(HorovodInternalError) as raised:
         native.raise_failure(native.Failure(native.ERR_PEER_LOST, "rank 5 was lost: nothing came from it", 2, cause))
     elastic_worker.failed(raised.value)

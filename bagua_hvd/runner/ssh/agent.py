@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
     START = 2           # launcher, process; Start
     SIGNAL = 3          # launcher, process; signal number
     SIGNAL_ALL = 4      # launcher; signal number
-    FINISH = 5          # launcher: end when no process runs any more
+    FINISH = 5          # launcher: end when no process runs any more; stop background processes
     PING = 6            # launcher: it lives
     REQUEST = 7         # launcher, request; [function's name, arguments]
     READY = 32          # agent, the response to BEGIN; Ready
@@ -54,23 +54,22 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Begin:
-    """The payload of BEGIN: the launcher's version, working directory and environment.
+    """The payload of BEGIN: the launcher's version and working directory.
 
     silence_seconds: after this time of silence the launcher is given up.
     """
 
     version: str
     folder: str
-    environment: dict[str, str]
     silence_seconds: float
 
 
 @dataclass(frozen=True)
 class Start:
-    """The payload of START. environment: differences from BEGIN's; None: not set."""
+    """The payload of START. environment: in addition to the host's own."""
 
     command: list[str]
-    environment: dict[str, str | None]
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,6 @@ class Agent:
         self._silence_seconds = _FIRST_SECONDS
         self._ended = False
         self._processes: dict[int, AnyProcess] = {}        # by number, ended or not: signals also go to its descendants
-        self._environment: dict[str, str] = {}
         self._requests = probe.Requests()
 
     def run(self) -> None:
@@ -241,16 +239,15 @@ class Agent:
         except OSError as error:
             problem = (f"has no folder {begin.folder} ({error.strerror}): start baguarun in a folder that every "
                        "host has")
-        self._environment = {**os.environ, **begin.environment, "PWD": begin.folder}
+        os.environ["PWD"] = begin.folder
         self._send(Kind.READY, 0, Ready(problem, host_hash()))
 
     def _on_start(self, number, payload):
-        task = fill(Start, payload)
-        environment = {name: value for name, value in {**self._environment, **task.environment}.items()
-                       if value is not None}
+        start = fill(Start, payload)
         stdout, stderr = (_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR))
         try:
-            process = self._supervisor.start(Task(number, task.command, environment, stdout, stderr))
+            process = self._supervisor.start(Task(number, start.command, {**os.environ, **start.environment}, stdout,
+                                                  stderr))
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}{where}\n".encode())

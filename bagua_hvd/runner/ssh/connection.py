@@ -185,7 +185,6 @@ class RemoteHost:
         self.error: str | None = None
         self.host_hash: str | None = None
         self._options = options
-        self._environment = forwarded(environment)
         self._processes: dict[int, RemoteProcess] = {}
         self._requests: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -193,11 +192,12 @@ class RemoteHost:
         self._stderr = b""          # stderr output of ssh and the agent
         self._ready = threading.Event()
         self._say = say
+        variables.read(EXCLUDE, environment)        # reports a malformed value now
         # Quoted for the host's login shell, whichever that is.
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment, options.silence_seconds))
+        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), options.silence_seconds))
         self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
                          for work in (self._write, self._read)]
         for thread in self._threads:
@@ -225,9 +225,6 @@ class RemoteHost:
 
     def start(self, task: Task) -> RemoteProcess:
         """Starts a Task and returns its RemoteProcess, which has ended if there is no connection."""
-        wanted = forwarded(task.env or {})
-        changes: dict[str, str | None] = dict.fromkeys(self._environment.keys() - wanted.keys())
-        changes.update(wanted.items() - self._environment.items())
         with self._lock:
             self._count += 1
             number = self._count
@@ -239,7 +236,7 @@ class RemoteHost:
             process.end(LOST, error)
             process.close()
         else:
-            self.send(Kind.START, number, Start(task.command, changes))
+            self.send(Kind.START, number, Start(task.command, forwarded(task.env or {})))
         return process
 
     def any_left(self) -> bool:
@@ -261,12 +258,8 @@ class RemoteHost:
             self._fail_requests()
         return future
 
-    def finish(self) -> None:
-        """Tells the host to end when nothing runs any more, and to stop background processes."""
-        self.send(Kind.FINISH)
-
     def close(self, timeout: float) -> None:
-        """Waits for the end after finish(), at most `timeout` seconds; then ends the connection."""
+        """Waits for the end after Kind.FINISH, at most `timeout` seconds; then ends the connection."""
         end = time.monotonic() + timeout
         while self._ssh.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -392,7 +385,7 @@ class SshSpawner:
     def close(self) -> None:
         """Ends all connections, and all processes there."""
         for host in self._hosts.values():
-            host.finish()
+            host.send(Kind.FINISH)
         end = time.monotonic() + _CLOSE_SECONDS
         for host in self._hosts.values():
             host.close(max(0, end - time.monotonic()) if host.ready else 0)

@@ -127,20 +127,16 @@ def slots_on(hosts: Sequence[str]) -> list[SlotInfo]:
     Args:
         hosts: the host of each rank. The ranks of a host need not be consecutive.
     """
-    sizes: Counter[str] = Counter(hosts)
-    seen: Counter[str] = Counter()
-    hosts_with: Counter[int] = Counter()        # by local rank
-    cross_ranks: dict[tuple[str, int], int] = {}          # by host and local rank
-    for host, size in sizes.items():
-        for local_rank in range(size):
-            cross_ranks[host, local_rank] = hosts_with[local_rank]
-            hosts_with[local_rank] += 1
+    sizes, seen = Counter(hosts), Counter[str]()
+    # By local rank: the cross ranks of the hosts that have it.
+    cross_ranks = [{host: i for i, host in enumerate(host for host in sizes if sizes[host] > local_rank)}
+                   for local_rank in range(max(sizes.values(), default=0))]
     slots = []
     for rank, host in enumerate(hosts):
         local_rank = seen[host]
         seen[host] += 1
-        slots.append(SlotInfo(host, rank, local_rank, cross_ranks[host, local_rank], len(hosts), sizes[host],
-                              hosts_with[local_rank]))
+        slots.append(SlotInfo(host, rank, local_rank, cross_ranks[local_rank][host], len(hosts), sizes[host],
+                              len(cross_ranks[local_rank])))
     return slots
 
 
