@@ -68,7 +68,7 @@ class _Runtime:
         self.started = time.monotonic()
         self.algorithms = {}                    # class name -> AlgorithmStatistics: see job/statistics.py
         self.last_statistics = None
-        self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
+        self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/tuner.py
 
     def track(self, sent: Any) -> None:
         """Registers data in flight that needs this rank: sent.wait_all() is called before this rank leaves or joins.
