@@ -19,7 +19,7 @@ from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
 from bagua_hvd.ray.utils import nics_to_env_var
 from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker, Messages, Resources
-from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager, Search
+from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager, searched
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.run import drive
 from bagua_hvd.runner.elastic.settings import ElasticSettings
@@ -166,7 +166,7 @@ class ElasticRayExecutor:
             stack.callback(crew.close)
             driver = ElasticDriver(self._settings, hosts, crew, rendezvous.rank_ended)
             driver.hosts_found(first)
-            stack.enter_context(Search(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
+            stack.enter_context(searched(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
             drive(driver, events, messages.deliver)
             return crew.results()
 

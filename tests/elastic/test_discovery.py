@@ -7,7 +7,7 @@ import pytest
 
 from bagua_hvd.runner.elastic import discovery as discovery_module
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
-from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager, Search
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager, searched
 from bagua_hvd.runner.elastic.placement import assign, fit
 from launcher import wait_until
 
@@ -131,14 +131,14 @@ def test_a_script_serves_one_job_after_the_other(tmp_path):
     for _ in range(2):
         assert discovery.find_available_hosts_and_slots() == {"a": 1}
         found = threading.Event()
-        with Search(discovery, lambda hosts, found=found: found.set(), print):
+        with searched(discovery, lambda hosts, found=found: found.set(), print):
             assert found.wait(60)
 
 
 def test_a_search_closes_its_discovery_once(monkeypatch):
     discovery, closed = FixedHosts({"a": 1}), []
     monkeypatch.setattr(discovery, "close", lambda: closed.append(None))
-    with Search(discovery, print, print):
+    with searched(discovery, print, print):
         pass
     assert len(closed) == 1
 
@@ -149,9 +149,9 @@ def test_a_search_that_begins_at_the_end_of_the_job_is_ended(tmp_path, monkeypat
     find, close, closed = discovery.find_available_hosts_and_slots, discovery.close, threading.Event()
     monkeypatch.setattr(discovery, "find_available_hosts_and_slots", lambda: closed.wait() and find())
     monkeypatch.setattr(discovery, "close", lambda: (close(), closed.set()))
-    with Search(discovery, print, print) as search:
+    with searched(discovery, print, print) as search:
         pass
-    assert not search._thread.is_alive()
+    assert not search.is_alive()
 
 
 def test_fit_prefers_old_workers():

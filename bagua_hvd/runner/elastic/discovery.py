@@ -9,7 +9,8 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from bagua_hvd.runner.common.util.hosts import HostInfo
 from bagua_hvd.runner.processes import MARK, Guard, kill_sessions
@@ -141,45 +142,40 @@ class HostDiscoveryScript(HostDiscovery):
                 self._popen.wait()
 
 
-class Search:
-    """Queries a HostDiscovery every second, in a thread of its own; a context manager.
+@contextmanager
+def searched(discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
+             say: Callable[[str], object]) -> Iterator[threading.Thread]:
+    """Queries a HostDiscovery every second, in a thread of its own, which it yields.
 
     Args:
         on_found: function of {name: slots}. say: prints a line.
     """
+    ended = threading.Event()
 
-    def __init__(self, discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
-                 say: Callable[[str], object]) -> None:
-        self._discovery = discovery
-        self._on_found = on_found
-        self._say = say
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic discovery", daemon=True)
-
-    def _run(self):
+    def search():
         said = None
-        while not self._ended.wait(_DISCOVERY_SECONDS):
+        while not ended.wait(_DISCOVERY_SECONDS):
             try:
-                found = self._discovery.find_available_hosts_and_slots()
+                found = discovery.find_available_hosts_and_slots()
             except Exception as error:
-                if not self._ended.is_set() and str(error) != said:
-                    self._say(f"baguarun: keeping the current hosts: {error}")
+                if not ended.is_set() and str(error) != said:
+                    say(f"baguarun: keeping the current hosts: {error}")
                     said = str(error)
             else:
                 said = None
-                self._on_found(found)
+                on_found(found)
 
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception):
-        self._ended.set()
+    thread = threading.Thread(target=search, name="elastic discovery", daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        ended.set()
         for _ in range(2):
-            self._discovery.close()
-            self._thread.join(_GIVE_UP_SECONDS)     # a user's own discovery may hang, and have no close()
-            if not self._thread.is_alive():
-                return      # else a last search has begun after the first close()
+            discovery.close()
+            thread.join(_GIVE_UP_SECONDS)           # a user's own discovery may hang, and have no close()
+            if not thread.is_alive():
+                break           # else a last search has begun after the first close()
 
 
 class HostManager:

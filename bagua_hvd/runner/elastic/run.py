@@ -21,7 +21,7 @@ from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
 from bagua_hvd.runner.common.util.hosts import SlotInfo, bind_address, is_local, parse_hosts_and_slots
-from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager, Search
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager, searched
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, worker_environment
@@ -114,7 +114,7 @@ def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticS
         ssh.say = lambda text: crew.say(f"baguarun: {text}")
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
-        stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
+        stack.enter_context(searched(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
         try:
             outcome = run_beside(supervisor, lambda: drive(driver, events, lambda: supervisor.stopping), survivors)
         except RuntimeError as error:
