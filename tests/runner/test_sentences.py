@@ -53,7 +53,7 @@ class Neighbour:
 
 
 def test_a_host_asks_for_its_interface_while_others_join(monkeypatch):
-    monkeypatch.setattr(network, "_Here", lambda: Neighbour(network.LAUNCHER))
+    monkeypatch.setattr(network, "_here", lambda: Neighbour(network.LAUNCHER).request)
     hosts, net = [Neighbour(f"host{number}") for number in range(40)], network.Network()
     net.join(hosts[:1], [], 30)
     before = sys.getswitchinterval()

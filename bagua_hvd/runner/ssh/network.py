@@ -4,13 +4,13 @@ Any two ranks may connect, so every host tries the addresses of every other one 
 its first interface, in its own order, whose address all others reach.
 """
 import base64
-import concurrent.futures
 import itertools
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,17 +62,16 @@ def own_addresses(nics: list[str] | None = None) -> list[list[str]]:
     return found
 
 
-class _Here:
-    """The launcher's host, with the same requests as an agent."""
+def _here():
+    """RemoteHost.request() for the launcher's own host: its Futures are completed."""
+    requests = probe.Requests()
 
-    def __init__(self):
-        self._requests = probe.Requests()
-
-    def request(self, function, **arguments):
-        """A completed Future."""
-        future: Future[Any] = concurrent.futures.Future()
-        future.set_result(getattr(self._requests, function)(**arguments))
+    def request(function, **arguments):
+        future: Future[Any] = Future()
+        future.set_result(getattr(requests, function)(**arguments))
         return future
+
+    return request
 
 
 class Network:
@@ -102,13 +101,12 @@ class Network:
         deadline = time.monotonic() + timeout
         key = base64.b64encode(secrets.token_bytes(32)).decode()
         # The launcher's own requests block, so they come last.
-        hosts: dict[str, RemoteHost | _Here] = {host.name: host for host in [*newcomers, *others]}
-        hosts[LAUNCHER] = _Here()
+        hosts = {**{host.name: host.request for host in [*newcomers, *others]}, LAUNCHER: _here()}
         names = {host.name for host in newcomers}
         try:
             ports = list(variables.read("BAGUA_HVD_PORTS"))
-            asked = {name: host.request("listen", name=name, key=key, nics=self._nics, ports=ports)
-                     for name, host in hosts.items()}
+            asked = {name: request("listen", name=name, key=key, nics=self._nics, ports=ports)
+                     for name, request in hosts.items()}
             found = {name: _response(name, future, deadline, timeout) for name, future in asked.items()}
             for name, each in found.items():
                 self._addresses[name] = list(map(tuple, each["addresses"]))
@@ -125,8 +123,8 @@ class Network:
                                   if (":" in address) == by_6 and (name, other, address) not in self._tried]
                            for name in hosts}
                 seconds = max(0.1, deadline - time.monotonic() - _RESPONSE_SECONDS)
-                asked = {name: host.request("reachable", key=key, timeout=seconds, targets=targets[name])
-                         for name, host in hosts.items()}
+                asked = {name: request("reachable", key=key, timeout=seconds, targets=targets[name])
+                         for name, request in hosts.items()}
                 for name, future in asked.items():
                     for other, address, _ in _response(name, future, deadline, timeout):
                         self._reached[name, other].add(address)
@@ -134,8 +132,8 @@ class Network:
                 if self._is_complete(hosts):
                     break
         finally:
-            for host in hosts.values():
-                host.request("stop_listening", key=key)
+            for request in hosts.values():
+                request("stop_listening", key=key)
 
     def _is_complete(self, hosts):
         """Whether every host has an address that all others reach, as far as tried."""
@@ -201,7 +199,7 @@ def _response(name, future, deadline, timeout):
         return future.result(max(0, deadline - time.monotonic()))
     except ConnectionError:
         raise
-    except concurrent.futures.TimeoutError:     # not a TimeoutError before Python 3.11
+    except FutureTimeoutError:      # not a TimeoutError before Python 3.11
         raise NoRoute(f"host {name} did not report within {timeout} s which addresses it has and can reach: check "
                       "whether it is overloaded, or raise --start-timeout", {name}) from None
     except RuntimeError as error:
