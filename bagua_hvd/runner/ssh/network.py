@@ -242,9 +242,8 @@ class Reach:
         self._call = call
         self._lock = threading.Lock()
         self._attempts: dict[str, Future[Place]] = {}     # running attempts
-        self._remotes: dict[str, RemoteHost] = {}       # by name
         self._network = Network(options.nics)
-        self._joined: dict[str, RemoteHost] = {}        # hosts in the network, by name; guarded by _probing
+        self._joined: dict[str, RemoteHost] = {}        # hosts in the network, by name; written under _probing
         self._probing = threading.Lock()
         self._here = local_place(options.nics)
 
@@ -276,8 +275,10 @@ class Reach:
                 # No limit: while baguarun's output is not read, its loop waits.
                 remote = self._call(lambda: self._ssh.host(host)).result()
                 began = time.monotonic()
-                if self._remotes.get(host) is not remote:
-                    self._use(remote, left)
+                if self._joined.get(host) is not remote:
+                    if not remote.wait_ready(left):
+                        raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
+                    self._join(remote)
                 return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
             except OSError:     # its sshd is not running yet, or this process has too few descriptors
                 left -= time.monotonic() - began + pause
@@ -286,20 +287,14 @@ class Reach:
                 time.sleep(pause)
                 pause *= 2
 
-    def _use(self, remote, timeout):
-        if not remote.wait_ready(timeout):
-            raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
-        self._join(remote, self._options.timeout_seconds)
-        self._remotes[remote.name] = remote
-
-    def _join(self, remote, timeout):
+    def _join(self, remote):
         silent = set()
         with self._probing:
             while True:
                 others = [other for other in self._joined.values()
                           if other.name != remote.name and other.ready and other.name not in silent]
                 try:
-                    self._network.join([remote], others, timeout)
+                    self._network.join([remote], others, self._options.timeout_seconds)
                     # Before the next host joins, or the two would never try to reach each other.
                     self._joined[remote.name] = remote
                     return
