@@ -33,8 +33,8 @@ NOISE = 0.02                                # of the largest one's time: precisi
 _FASTEST = 1e12                             # bytes a second: the rate of a time too short to measure
 _NEARER, _FARTHEST = 4, 4.0                 # iterations that refine a rate, and their largest factor
 _SMALL_BYTES = 4
-_SAMPLE = 1 << 16           # elements that a codec's speed is measured with
-_TIMES = 5                 # of which the median counts
+_SAMPLE = 1 << 16                           # elements that a codec's speed is measured with
+_TIMES = 5                                  # measurements of it, of which the median counts
 UNKNOWN_MIB = 2**31 - 2
 _MEMINFO, _LIMIT, _USED = (Path(path) for path in (
     "/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"))
@@ -183,7 +183,10 @@ def _ps(codec: Codec) -> tuple[int, int]:
 
 
 def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
-    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures."""
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures.
+
+    It measures while this process computes, as in training.
+    """
     pool = ThreadPoolExecutor(1, "codecs' speeds")
     found = pool.submit(lambda: [_ps(codec) for codec in codecs])
     pool.shutdown(wait=False)
@@ -191,7 +194,10 @@ def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
 
 
 def available_mib() -> int:
-    """MiB that are available without swapping, according to the kernel, and within the container's limit."""
+    """MiB that are available without swapping, according to the kernel, and within the container's limit.
+
+    No plan is chosen whose state would not fit.
+    """
     found = [UNKNOWN_MIB]
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
