@@ -125,7 +125,7 @@ def declarations():
     return re.sub(r"^#.*$", "", (ROOT / HEADER).read_text(), flags=re.MULTILINE)
 
 
-# CuPy compiles this source when a GPU is found: bagua_hvd/core/device_kernels.py reads it.
+# CuPy compiles this source when a GPU is found: bagua_hvd/core/device.py reads it.
 DEVICE_SOURCE = Path("bagua_hvd") / "core" / "device_kernels.cu"
 
 

@@ -29,8 +29,7 @@ from bagua_hvd.training.buckets import Bucket
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import Pending
 from bagua_hvd.tuning.cost import Ranks
-from bagua_hvd.tuning.record import Record
-from bagua_hvd.tuning.tuner import Plan, Tuner
+from bagua_hvd.tuning.tuner import Plan, Record, Tuner
 
 EXACT = "gradient_allreduce"
 # The algorithms that each class adds. They need no argument from the user.

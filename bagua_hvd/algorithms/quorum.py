@@ -44,10 +44,9 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
-from bagua_hvd.job.ports import join_address, split_address
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
-from bagua_hvd.job.server import Server
+from bagua_hvd.job.server import Server, join_address, split_address
 from bagua_hvd.training.model import Model
 
 _CONNECT_SECONDS = 30

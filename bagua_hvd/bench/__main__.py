@@ -14,15 +14,20 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bagua_hvd.bench.results import Others, Results
+from bagua_hvd.bench.rank import Others, Results
 
 # Before anything imports torch: a job's ranks measure in this process.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 from bagua_hvd import algorithms  # noqa: E402
 from bagua_hvd.bench import report, rounds  # noqa: E402
-from bagua_hvd.bench.rank import ITEM_NBYTES, OPS, cases, measure  # noqa: E402
-from bagua_hvd.bench.results import describe  # noqa: E402
+from bagua_hvd.bench.rank import (  # noqa: E402
+    ITEM_NBYTES,
+    OPS,
+    cases,
+    describe,  # noqa: E402
+    measure,
+)
 from bagua_hvd.core import native, variables  # noqa: E402
 
 BACKENDS = ("bagua", "gloo", "mpi")

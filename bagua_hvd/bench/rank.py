@@ -12,17 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bagua_hvd.bench.results import Times, WrongResult, leave
-from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.environment import get_env_rank_and_size
 
 if TYPE_CHECKING:
     import torch
 
     from bagua_hvd.bench.backends import Bagua, Gloo, Mpi
+
+# Seconds per call, one number for each sample: by Case.key; by backend and Case.key, for each round.
+Times = dict[str, list[float]]
+Results = dict[str, dict[str, list[list[float]]]]
+Others = dict[str, list[float | None]]          # by backend: cores that other programs used in each round
 
 KIB, MIB = 1 << 10, 1 << 20
 OPS = ("allreduce", "broadcast", "allgather", "alltoall", "reducescatter")
@@ -227,6 +233,36 @@ def measure(name: str, backend: Bagua | Gloo | Mpi, options: argparse.Namespace)
         samples, batch = plan(case.nbytes, options.iterations, _largest_batch(options.dtype, backend.size))
         times[case.key] = _timed(backend, call, refill, samples, batch)
     return times
+
+
+class WrongResult(Exception):
+    """The result of a collective is wrong."""
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, WrongResult):
+        return f"WRONG RESULT: {text}"
+    return text if isinstance(error, (ValueError, NotImplementedError)) else f"{type(error).__name__}: {text}"
+
+
+def _write(path, content):
+    # Never an incomplete file: the ranks may be killed at any time.
+    with open(path + ".part", "w") as file:
+        json.dump(content, file)
+    os.rename(path + ".part", path)
+
+
+def leave(folder: str, rank: int, work: Callable[[], object]) -> int:
+    """Writes work()'s result, or its error, to the rank's file. Returns the exit code."""
+    try:
+        _write(os.path.join(folder, f"rank{rank}.json"), work())
+        return 0
+    except Exception as error:
+        _write(os.path.join(folder, f"rank{rank}.error"), f"rank {rank}: {describe(error)}")
+        print(describe(error), file=sys.stderr, flush=True)
+        return 1
 
 
 def main(name: str, folder: str, options: argparse.Namespace) -> int:

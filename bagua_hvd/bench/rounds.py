@@ -14,12 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from bagua_hvd.bench.results import Others, Results, Times
+from bagua_hvd.bench.rank import Others, Results, Times
 from bagua_hvd.core import variables
 from bagua_hvd.runner.common.util.safe_shell_exec import execute
 
@@ -115,31 +116,27 @@ def run_round(backend: str, options: argparse.Namespace, hosts: Any = None,
             raise RoundFailed(f"{backend}: a rank left no times | {_reason(folder, text)}") from None
 
 
-class OthersCpu:
-    """Attribute used: average number of cores that other programs used within the `with`; None without /proc.
+def _others_seconds():
+    """(now, seconds of the processors that other programs have used; those of our processes are known at their end)."""
+    with open("/proc/stat") as file:
+        user, nice, system = map(int, file.readline().split()[1:4])
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    ours = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return time.monotonic(), (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
 
-    The time of our own processes is known once they have been waited for.
-    """
 
-    def _now(self):
-        with open("/proc/stat") as file:
-            user, nice, system = map(int, file.readline().split()[1:4])
-        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        ours = sum(usage.ru_utime + usage.ru_stime for usage in usages)
-        return time.monotonic(), (user + nice + system) / os.sysconf("SC_CLK_TCK") - ours
-
-    def __enter__(self):
-        self.used = None
-        try:
-            self._start = self._now()
-        except (OSError, ValueError):
-            self._start = None
-        return self
-
-    def __exit__(self, *exception):
-        if self._start:
-            elapsed, used = (now - before for now, before in zip(self._now(), self._start, strict=True))
-            self.used = max(0.0, used / elapsed)
+@contextmanager
+def others_cpu() -> Iterator[Any]:
+    """Yields an object; its `used` is then the average number of cores that other programs used; None without /proc."""
+    measured = SimpleNamespace(used=None)
+    try:
+        began = _others_seconds()
+    except (OSError, ValueError):
+        began = None
+    yield measured
+    if began:
+        elapsed, used = (now - before for now, before in zip(_others_seconds(), began, strict=True))
+        measured.used = max(0.0, used / elapsed)
 
 
 def slowest(by_rank: Sequence[Times]) -> Times:
@@ -148,7 +145,7 @@ def slowest(by_rank: Sequence[Times]) -> Times:
 
 
 def _watched(run, name):
-    with OthersCpu() as cpu:
+    with others_cpu() as cpu:
         times = run(name)
     return times, cpu.used
 

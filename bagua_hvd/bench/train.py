@@ -22,7 +22,7 @@ from typing import Any
 from bagua_hvd import algorithms
 from bagua_hvd.bench import report, rounds
 from bagua_hvd.bench.__main__ import job_rank, job_size, positive, run, set_ranks
-from bagua_hvd.bench.results import Others, Results, leave
+from bagua_hvd.bench.rank import Others, Results, leave
 from bagua_hvd.core import variables
 
 MODELS = ("mlp", "cnn")

@@ -60,12 +60,12 @@ def _built(name):
     def built(verbose: bool = False) -> Any:
         if not _core_available():
             return None
-        from bagua_hvd.job import builds  # late: it needs the core
+        from bagua_hvd.job import runtime  # late: it needs the core
 
-        return getattr(builds, f"{name}_built")()
+        return getattr(runtime, f"{name}_built")()
 
     built.__name__ = built.__qualname__ = f"{name}_built"
-    built.__doc__ = f"What job.builds.{name}_built() says; None when the native core is missing."
+    built.__doc__ = f"What job.runtime.{name}_built() says; None when the native core is missing."
     return built
 
 

@@ -1,4 +1,4 @@
-"""Operations as Python objects, and how they are posted.
+"""Operations as Python objects, how they are posted, and callbacks at their end.
 
 An Operation keeps the memory of its tensors alive until the core is done with it, even if it is dropped early (an
 interrupt, a handle never synchronized). All functions here are thread-safe; cffi releases the GIL inside native calls.
@@ -8,16 +8,19 @@ call takes one from the pool, so threads never share one.
 """
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from time import monotonic, perf_counter_ns
 from typing import Any
 
-from bagua_hvd.core import completions
 from bagua_hvd.core.native import (
     CHARS,
+    ERR_ARGUMENT,
     IN_PROGRESS,
     NULL,
     OK,
@@ -104,6 +107,70 @@ def _taken(result: Any) -> Result:
     return nbytes, result.dim0, ffi.gc(result.data, lib.bhvd_result_free) if nbytes else None
 
 
+class _Completions:
+    """The core's list of ended operations and the threads that call their callbacks. Lives as long as the process.
+
+    For futures and chains of operations, whose owners must not wait. The threads sleep in the core, which wakes one for
+    each operation that ends. While all threads run callbacks, one more is started; so a callback may take long, or wait
+    for another operation. A caller that can wait for its operation should wait: its thread then makes the progress.
+    """
+
+    def __init__(self) -> None:
+        self._list = lib.bhvd_completions_create()
+        if self._list == NULL:
+            raise MemoryError("no memory for a list of ended operations")
+        self._callbacks: dict[int, Callable[[], object]] = {}       # by number
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._idle = 0              # threads that run no callback
+        self._start_thread()
+
+    def add(self, handle: Any, callback: Callable[[], object]) -> None:
+        number = next(self._numbers)
+        self._callbacks[number] = callback
+        status = lib.bhvd_completions_add(self._list, handle, number)
+        if status != OK:
+            del self._callbacks[number]
+            if status == ERR_ARGUMENT:
+                raise ValueError("this operation already has a completion callback")
+            raise MemoryError("out of memory while registering a completion callback")
+
+    def _start_thread(self) -> None:
+        self._idle += 1
+        threading.Thread(target=self._run, name="bagua_hvd completions", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            callback = self._callbacks.pop(lib.bhvd_completions_next(self._list, -1))
+            with self._lock:
+                self._idle -= 1
+                if not self._idle:
+                    self._start_thread()
+            try:
+                callback()
+            except BaseException as error:  # one callback's error must not stop the others
+                threading.excepthook(threading.ExceptHookArgs(
+                    (type(error), error, error.__traceback__, threading.current_thread())))
+            del callback
+            with self._lock:
+                if self._idle >= _IDLE_MAX:
+                    return
+                self._idle += 1
+
+
+_IDLE_MAX = 2           # threads left over by long callbacks end
+_completions_lock = threading.Lock()
+_completions: _Completions | None = None
+
+
+def _after_fork_in_child() -> None:
+    global _completions, _completions_lock
+    _completions, _completions_lock = None, threading.Lock()    # threads do not survive a fork
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Operation:
     """A posted operation. Holds the native handle and the memory of its tensors.
 
@@ -171,8 +238,16 @@ class Operation:
         return bool(status != IN_PROGRESS)
 
     def when_ended(self, callback: Callable[[], object]) -> None:
-        """Calls callback() once it has ended; see completions.when_ended. At most one callback for each operation."""
-        completions.when_ended(self._handle, callback)
+        """Calls callback() once the operation has ended, with or without an error; soon, if it has ended already.
+
+        callback() runs on a thread of _Completions and may block; callbacks run concurrently, in any order. An
+        operation takes one callback, and may be dropped before it runs.
+        """
+        global _completions
+        with _completions_lock:
+            if _completions is None:
+                _completions = _Completions()
+        _completions.add(self._handle, callback)
 
     @property
     def value(self) -> int:

@@ -1,14 +1,14 @@
 """Every environment variable that bagua_hvd reads, its own and Horovod's: its meaning, and how its text is parsed.
 
 `read()` knows no others; docs/environment.md and `baguarun --help-environment` are made from this table.
-Variables of other engines (mpirun, srun, torchrun) are read in job/engines, where the engines are detected.
+Variables of other engines (mpirun, srun, torchrun) are read in job/engines.py, where the engines are detected.
 """
 import base64
 import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 MIB = 1 << 20
@@ -349,6 +349,6 @@ def given(name: str) -> bool:
     return bool(os.environ.get(TABLE[name].name, "").strip())
 
 
-def read(name: str, environ: Mapping[str, str] | None = None) -> Any:
-    """The value of a variable of the table; see Variable.read."""
-    return TABLE[name].read(environ)
+def read(name: str, environ: Mapping[str, str] | None = None, kind: Kind | None = None) -> Any:
+    """The value of a variable of the table; see Variable.read. kind: a narrower one than the table's."""
+    return (TABLE[name] if kind is None else replace(TABLE[name], kind=kind)).read(environ)

@@ -10,14 +10,12 @@ from functools import partial
 from typing import Any
 
 from bagua_hvd.core import log, native, objects, variables
-from bagua_hvd.core.context import Context
+from bagua_hvd.core.context import Context, Listener
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
-from bagua_hvd.job import elastic_worker, environment, process_sets, records, rendezvous, reporting
-from bagua_hvd.job.builds import ccl_built, cuda_built, ddl_built, gloo_built, mpi_built, nccl_built, rocm_built
-from bagua_hvd.job.engines import join, mpi_library
-from bagua_hvd.job.engines.detect import detect
-from bagua_hvd.job.host_hash import host_hash
+from bagua_hvd.job import elastic_worker, environment, join, process_sets, rendezvous, reporting
+from bagua_hvd.job.engines import abandon_mpi, detect, start_mpi
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import (
     NOT_INITIALIZED,
@@ -27,19 +25,26 @@ from bagua_hvd.job.runtime import (
     Min,
     Product,
     Sum,
+    ccl_built,
     context,
     cross_rank,
     cross_size,
+    cuda_built,
+    ddl_built,
     dynamic_process_sets,
+    gloo_built,
     gloo_enabled,
     is_homogeneous,
     is_initialized,
     job_options,
     local_rank,
     local_size,
+    mpi_built,
     mpi_enabled,
     mpi_threads_supported,
+    nccl_built,
     rank,
+    rocm_built,
     runtime,
     size,
     wait_for_gpus,
@@ -159,8 +164,9 @@ def _start(comm, process_sets, scope=None):
     runtime.handles.clear()
     runtime.options = options
     runtime.context = started
-    runtime.reporter = reporting.start(figures, lambda: started.stalled(options.size))
-    runtime.listener = records.Listener(started, lambda: runtime.steps)
+    if variables.read(reporting.VARIABLE):
+        runtime.reporter = reporting.Reporter(figures, lambda: started.stalled(options.size))
+    runtime.listener = Listener(started, lambda: runtime.steps)
     runtime.call_context_callbacks()
     # Registered anew each time: it must run before MPI is finalized, which this call may have started.
     atexit.unregister(shutdown)
@@ -212,7 +218,7 @@ def _start_mpi():
     try:
         if placement is None:
             raise RuntimeError("no mpirun started this process")
-        mpi_library.start(placement)
+        start_mpi(placement)
     except RuntimeError as error:
         raise ValueError(f"Horovod initialization failed. BAGUA_HVD_TRANSPORT=mpi: {error}; start the job by mpirun, "
                          "srun or `baguarun --mpi`, or leave BAGUA_HVD_TRANSPORT out.") from error
@@ -224,7 +230,7 @@ def _leave_mpi(stopped):
         stopped.check()
     except HorovodInternalError as error:
         if error.status != native.ERR_SHUTDOWN:
-            mpi_library.abandon()
+            abandon_mpi()
 
 
 def _number_hosts(started, options):

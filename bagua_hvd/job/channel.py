@@ -1,26 +1,103 @@
-"""Messages between a launcher, or a compute service's registry, and the processes that it serves: authentication and
-framing.
+"""Messages between a launcher, or a compute service's registry, and the processes that it serves: authentication,
+framing, and the dataclasses that they are.
 
     both ways     hello, 40 bytes: magic, version, nonce
     both ways     proof: HMAC-SHA256(secret, role || magic, version || port || own nonce || peer's nonce)
     accepting     admission, one byte: the server may have dropped this connection in a flood of strangers until then
-    then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes
+    then          messages: JSON objects, one in a line of at most MESSAGE_MAX bytes: the dataclass's name in snake case
+                  as `type`, and its fields. Received content is used only after it has been converted to its dataclass
 
 The port (u32) is the accepting side's. As in native/transport/auth.h, roles tell the sides apart, so a reflected
 message proves nothing; fresh nonces make a replayed one worthless; magic and port are in the proof, so it cannot be
 forwarded to another port. Nothing else from a stranger is parsed. Later messages are not encrypted, and hold no secret.
 """
+import base64
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import socket
+import types
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bagua_hvd.core import variables
-from bagua_hvd.job import messages
+
+HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"      # environment variable of the secret by which processes authenticate
+_SECRET_NBYTES = 32
+Message = TypeVar("Message")
+
+
+def make_secret_key() -> bytes:
+    """A new secret: 32 random bytes, as base64 bytes that an environment variable can hold."""
+    return base64.b64encode(secrets.token_bytes(_SECRET_NBYTES))
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a process. worker: its number, or its rank."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class HelloAgain:
+    """First message on a connection that replaces a broken one. worker: as in Hello."""
+
+    worker: int
+
+
+def name_of(kind: type) -> str:
+    """The `type` of a dataclass's messages."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def encode(message: Any) -> bytes:
+    """Encodes a message, a dataclass, as a line."""
+    return json.dumps({"type": name_of(type(message)), **vars(message)}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes, *kinds: type) -> Any:
+    """Decodes a line as one of these dataclasses. ValueError: it is none of them; the message says why."""
+    try:
+        content = json.loads(line)
+    except RecursionError:
+        raise ValueError("not a message: nested too deeply") from None
+    if not line.endswith(b"\n"):
+        raise ValueError("not a message: incomplete line")
+    by_name = {name_of(kind): kind for kind in kinds}
+    name = content.pop("type", None) if isinstance(content, dict) else None
+    if not isinstance(name, str) or name not in by_name:
+        raise ValueError(f"a message of type {name!r}: expected {' or '.join(by_name)}")
+    return fill(by_name[name], content)
+
+
+def fill(kind: type[Message], content: Any) -> Message:
+    """Makes a dataclass from a mapping with exactly its fields, of their types. ValueError: the mapping differs."""
+    known = get_type_hints(kind)
+    hints = {field.name: known[field.name] for field in fields(kind)}       # type: ignore[arg-type]
+    if not isinstance(content, Mapping) or content.keys() != hints.keys():
+        shown = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(f"{name_of(kind)} with {shown}: expected {sorted(hints)}")
+    for name, hint in hints.items():
+        if not _fits(content[name], hint):
+            raise ValueError(f"{name_of(kind)}: {name} is {content[name]!r:.100}: expected {hint}")
+    return kind(**content)
+
+
+def _fits(value, hint):
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is dict:
+        return type(value) is dict and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+    if origin is list:
+        return type(value) is list and all(_fits(one, inner[0]) for one in value)
+    return hint is Any or type(value) is hint           # True is not an int
+
 
 _MAGIC = b"BVHe\x04\0\0\0"
 _NONCE_SIZE = 32
@@ -30,7 +107,6 @@ ADMISSION = b"+"
 MESSAGE_MAX = 1 << 16
 
 CONNECTED, ACCEPTED = b"c", b"a"
-
 
 _PROBE_SECONDS = 5
 _NEVER_SECONDS = 1_000_000.0
@@ -98,22 +174,6 @@ class Handshake:
             raise NotAuthenticated(
                 "the job's secret differs between the two sides, or a proxy forwards the port: check that "
                 "_HOROVOD_SECRET_KEY is the same for every rank and the launcher, and not from an older job")
-
-
-def encode(message: Any) -> bytes:
-    """Encodes a message, a dataclass, as a line: see job/messages.py."""
-    return json.dumps(messages.to_dict(message), separators=(",", ":")).encode() + b"\n"
-
-
-def decode(line: bytes, *kinds: type) -> Any:
-    """Decodes a line as one of these dataclasses. ValueError: it is none of them."""
-    try:
-        content = json.loads(line)
-    except RecursionError:
-        raise ValueError("not a message: nested too deeply") from None
-    if not line.endswith(b"\n"):
-        raise ValueError("not a message: incomplete line")
-    return messages.received(content, *kinds)
 
 
 class Connection:

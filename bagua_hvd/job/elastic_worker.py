@@ -18,14 +18,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
-from bagua_hvd.job.env import PLACE
-from bagua_hvd.job.messages import Hello, HelloAgain
-from bagua_hvd.job.ports import split_address
+from bagua_hvd.job.channel import Hello, HelloAgain
+from bagua_hvd.job.environment import PLACE
+from bagua_hvd.job.server import split_address
 
 DRIVER, WORKER = "BAGUA_HVD_ELASTIC_DRIVER", "BAGUA_HVD_ELASTIC_WORKER"
 _CONNECT_SECONDS = 30
@@ -208,18 +209,10 @@ class DriverLink:
             self._connection.send(message)
 
 
-class _Worker:
-    """What this process knows of its elastic job; `link` is None before init() and in jobs that are not elastic."""
-
-    def __init__(self):
-        self.link = None
-        self.may_skip_sync = False      # for the next join
-        self.silent = None              # for the next join: see DriverLink.join
-        self.assignment = None          # of the present generation
-        self.on_hosts_updated = lambda timestamp, result: None
-
-
-worker = _Worker()
+# What this process knows of its elastic job. link: None before init() and in jobs that are not elastic. assignment: of
+# the present generation. may_skip_sync, silent: for the next DriverLink.join().
+worker = SimpleNamespace(link=None, assignment=None, may_skip_sync=False, silent=None,
+                         on_hosts_updated=lambda timestamp, result: None)
 
 
 def connect() -> DriverLink | None:

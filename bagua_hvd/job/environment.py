@@ -1,13 +1,50 @@
-"""The environment variables of the launcher and the user, read once at init into one Options object."""
+"""The environment of this process: the variables of the launcher and the user, read once at init into one Options
+object; its rank, before init() and without the native core; its host.
+"""
+import hashlib
 import ipaddress
+import os
 import socket
 import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.variables import integer
 from bagua_hvd.job import probe
+
+# The variables by which our launcher tells a process its place in the job.
+PLACE = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK",
+         "HOROVOD_CROSS_SIZE")
+# In order of precedence: our launcher, Open MPI, MPICH and its relatives.
+_PAIRS = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """(rank, size) as set by the launcher of this process; (0, 1) without a launcher.
+
+    Raises:
+        RuntimeError: only one variable of a pair is set. ValueError: not a number.
+    """
+    for rank_name, size_name in _PAIRS:
+        rank, size = os.environ.get(rank_name), os.environ.get(size_name)
+        if rank is not None and size is not None:
+            try:
+                return int(rank), int(size)
+            except ValueError:
+                raise ValueError(f"environment variables {rank_name}={rank!r}, {size_name}={size!r}: expected two "
+                                 "integers") from None
+        if rank is not None or size is not None:
+            present, missing = (rank_name, size_name) if size is None else (size_name, rank_name)
+            raise RuntimeError(f"environment variable {present} is set, but {missing} is not: set both or neither")
+    return 0, 1
 
 
 @dataclass
@@ -56,65 +93,42 @@ def read_options(environ: Mapping[str, str] | None = None) -> Options:
     Raises:
         ValueError: a malformed variable, or more than one rank without a rendezvous.
     """
-    read = _Reader(environ)
-    options = Options()
-    options.size = size = read("HOROVOD_SIZE")
-    options.rank = read("HOROVOD_RANK", integer(0, size - 1))
-    options.local_size = read("HOROVOD_LOCAL_SIZE")
-    options.local_rank = read("HOROVOD_LOCAL_RANK", integer(0, options.local_size - 1))
-    options.cross_size = read("HOROVOD_CROSS_SIZE")
-    options.cross_rank = read("HOROVOD_CROSS_RANK", integer(0, options.cross_size - 1))
-    options.transport = read("BAGUA_HVD_TRANSPORT")
-    options.allreduce_path = read("BAGUA_HVD_ALLREDUCE") or (None if read("BAGUA_HIERARCHY") else "ring")
-    options.streams = read("BAGUA_HVD_STREAMS")
-    options.emulated_bytes_per_s = read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8
-    options.negotiation = read("BAGUA_HVD_NEGOTIATION")
-    options.negotiation_fanout = read("BAGUA_HVD_NEGOTIATION_FANOUT")
-    # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
-    options.nccl_hierarchical = 2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE"))
-    options.host_id = read("BAGUA_HVD_HOST_ID")
-    options.fusion_threshold = read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0
-    options.cache_capacity = read("HOROVOD_CACHE_CAPACITY")
-    options.start_timeout_ms = read.milliseconds("HOROVOD_START_TIMEOUT")
-    options.timeout_ms = read.milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS")
-    options.heartbeat_timeout_ms = read.milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS")
-    _read_stall_check(read, options)
-    options.dynamic_process_sets = read("HOROVOD_DYNAMIC_PROCESS_SETS")
-    options.elastic = read("HOROVOD_ELASTIC")
-    options.timeline = read("HOROVOD_TIMELINE")
-    options.timeline_mark_cycles = read("HOROVOD_TIMELINE_MARK_CYCLES")
+    def read(name, kind=None):
+        return variables.read(name, environ, kind)
+
+    def milliseconds(name):
+        return int(read(name) * 1000)
+
+    size, local_size, cross_size = read("HOROVOD_SIZE"), read("HOROVOD_LOCAL_SIZE"), read("HOROVOD_CROSS_SIZE")
+    options = Options(
+        rank=read("HOROVOD_RANK", integer(0, size - 1)), size=size,
+        local_rank=read("HOROVOD_LOCAL_RANK", integer(0, local_size - 1)), local_size=local_size,
+        cross_rank=read("HOROVOD_CROSS_RANK", integer(0, cross_size - 1)), cross_size=cross_size,
+        transport=read("BAGUA_HVD_TRANSPORT"),
+        allreduce_path=read("BAGUA_HVD_ALLREDUCE") or (None if read("BAGUA_HIERARCHY") else "ring"),
+        streams=read("BAGUA_HVD_STREAMS"), emulated_bytes_per_s=read("BAGUA_HVD_EMULATED_MBITS") * 1_000_000 // 8,
+        negotiation=read("BAGUA_HVD_NEGOTIATION"), negotiation_fanout=read("BAGUA_HVD_NEGOTIATION_FANOUT"),
+        # When NCCL runs only within hosts: 2: whenever there are several hosts; 1: in allreduces; 0: only if it must.
+        nccl_hierarchical=2 if read("BAGUA_HVD_NCCL") == "local" else int(read("HOROVOD_HIERARCHICAL_ALLREDUCE")),
+        host_id=read("BAGUA_HVD_HOST_ID"), cache_capacity=read("HOROVOD_CACHE_CAPACITY"),
+        fusion_threshold=read("HOROVOD_FUSION_THRESHOLD") if read("BAGUA_FUSION") else 0,
+        start_timeout_ms=milliseconds("HOROVOD_START_TIMEOUT"),
+        timeout_ms=milliseconds("HOROVOD_GLOO_TIMEOUT_SECONDS"),
+        heartbeat_timeout_ms=milliseconds("BAGUA_HVD_HEARTBEAT_TIMEOUT_SECONDS"),
+        stall_warning_ms=milliseconds("HOROVOD_STALL_CHECK_TIME_SECONDS"),
+        stall_shutdown_ms=milliseconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+        dynamic_process_sets=read("HOROVOD_DYNAMIC_PROCESS_SETS"), elastic=read("HOROVOD_ELASTIC"),
+        timeline=read("HOROVOD_TIMELINE"), timeline_mark_cycles=read("HOROVOD_TIMELINE_MARK_CYCLES"))
+    if 0 < options.stall_shutdown_ms < options.stall_warning_ms:
+        warnings.warn("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is below HOROVOD_STALL_CHECK_TIME_SECONDS and therefore "
+                      "ignored", stacklevel=2)
+        options.stall_shutdown_ms = 0
+    if read("HOROVOD_STALL_CHECK_DISABLE"):
+        options.stall_warning_ms = options.stall_shutdown_ms = 0
     if size > 1:
         _read_rendezvous(read, options)
     variables.check(environ)    # those that are read later, too: an error may not wait for the first optimizer
     return options
-
-
-class _Reader:
-    """Reads variables from one mapping; None: from the environment."""
-
-    def __init__(self, environ):
-        self._environ = environ
-
-    def __call__(self, name, kind=None):
-        """kind: overrides the table's with a narrower one."""
-        variable = variables.TABLE[name]
-        return (variable if kind is None else replace(variable, kind=kind)).read(self._environ)
-
-    def milliseconds(self, name):
-        return int(self(name) * 1000)
-
-
-def _read_stall_check(read, options):
-    options.stall_warning_ms = read.milliseconds("HOROVOD_STALL_CHECK_TIME_SECONDS")
-    options.stall_shutdown_ms = read.milliseconds("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
-    if 0 < options.stall_shutdown_ms < options.stall_warning_ms:
-        warnings.warn(
-            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS is below HOROVOD_STALL_CHECK_TIME_SECONDS and therefore ignored",
-            stacklevel=2,
-        )
-        options.stall_shutdown_ms = 0
-    if read("HOROVOD_STALL_CHECK_DISABLE"):
-        options.stall_warning_ms = options.stall_shutdown_ms = 0
 
 
 def _read_rendezvous(read, options):
@@ -180,3 +194,27 @@ def local_address_towards(host: str) -> str:
             return probe.getsockname()[0]
         except OSError as error:
             raise ValueError(f"HOROVOD_GLOO_RENDEZVOUS_ADDR={host}: no route from this host ({error})") from None
+
+
+# Processes that differ in one of these namespaces do not share memory or network, although they share the kernel.
+_NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
+
+
+def _identity():
+    """The kernel's boot, and the namespaces: hosts of one name that were just started have equal namespace numbers."""
+    with suppress(OSError):
+        yield Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for name in _NAMESPACES:
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/ns/{name}")
+
+
+def host_hash(salt: Any = None) -> str:
+    """Text that is equal in all processes of a host and container, and begins with the host's short name.
+
+    Args:
+        salt: processes with an equal salt form a host of their own; None: no salt.
+    """
+    hostname = socket.gethostname()
+    text = f"{hostname}-{','.join(_identity())}" + ("" if salt is None else f"-{salt}")
+    return f"{hostname.split('.')[0]}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

@@ -3,12 +3,10 @@
 Several hosts may have the same address (a container bridge, loopback), so the host that responds must prove that it is
 the intended one: the handshake's secret is derived from its name and a key, which belongs to one job and goes by ssh.
 """
-import asyncio
 import base64
 import fcntl
 import hmac
 import ipaddress
-import math
 import socket
 import struct
 import time
@@ -18,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from bagua_hvd.job.channel import Connection
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.server import Server
+from bagua_hvd.job.server import EVERY_INTERFACE, Server
 
+LOOPBACK = "lo"
 _SIOCGIFADDR = 0x8915
 _IPV6_TABLE = "/proc/net/if_inet6"      # ioctls support only IPv4
 _IPV6_GLOBAL = "00"
@@ -66,22 +64,6 @@ def addresses(nics: Collection[str] | None = None) -> list[list[str]]:
     return [[name, address] for name, address in found if not nics or {name, interface_of(name)} & set(nics)]
 
 
-class Target(Server):
-    """Accepts connections from other hosts, to prove that they reach this one, from construction to close().
-
-    Args:
-        name, key: the host's, and the job's; bytes. ports: as for listen().
-    Attributes:
-        port.
-    """
-
-    def __init__(self, name: str, key: bytes, ports: Sequence[int] | None = None) -> None:
-        super().__init__(_secret(key, name), EVERY_INTERFACE, "probe", ports)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Does nothing: both sides are authenticated."""
-
-
 def _secret(key, name):
     return hmac.digest(key, name.encode(), "sha256")
 
@@ -90,25 +72,28 @@ class Requests:
     """Requests of the launcher to each host, its own too; arguments and results are JSON-serializable. Any thread."""
 
     def __init__(self) -> None:
-        self._targets: dict[str, Target] = {}       # by key
+        self._targets: dict[str, Server] = {}       # by key: they prove to other hosts that those reach this one
 
     def listen(self, name: str, key: str, nics: Collection[str] | None, ports: Sequence[int]) -> dict[str, Any]:
-        """Opens a Target; returns its port and this host's addresses(nics). key: base64. ports: see job/ports.py."""
-        target = self._targets[key] = Target(name, base64.b64decode(key), ports=ports)
+        """Opens a target; returns its port and this host's addresses(nics). key: base64. ports: see job/server.py."""
+        target = self._targets[key] = Server(_secret(base64.b64decode(key), name), EVERY_INTERFACE, "probe", ports)
         return {"port": target.port, "addresses": addresses(nics)}
 
     def reachable(self, targets: Sequence[Sequence[Any]], key: str, timeout: float) -> list[Sequence[Any]]:
-        """See reachable()."""
-        return reachable(targets, base64.b64decode(key), timeout)
+        """The entries of `targets`, [[name, address, port], ...], that this host reaches within `timeout` seconds."""
+        deadline, secret = time.monotonic() + timeout, base64.b64decode(key)
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            reached = pool.map(lambda target: _reaches(target, secret, deadline), targets)
+            return [target for target, success in zip(targets, reached, strict=True) if success]
 
     def stop_listening(self, key: str) -> None:
-        """Closes the Target with this key, if there is one."""
+        """Closes the target with this key, if there is one."""
         target = self._targets.pop(key, None)
         if target is not None:
             target.close()
 
     def close(self) -> None:
-        """Closes all Targets."""
+        """Closes all targets."""
         for key in list(self._targets):
             self.stop_listening(key)
 
@@ -147,11 +132,3 @@ def connect(addresses: Sequence[Sequence[Any]], secret: bytes, seconds: float) -
     if not connections:
         raise found[0]
     return connections[0]
-
-
-def reachable(targets: Sequence[Sequence[Any]], key: bytes, timeout: float = math.inf) -> list[Sequence[Any]]:
-    """The entries of `targets`, [[name, address, port], ...], that this host reaches within `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        reached = pool.map(lambda target: _reaches(target, key, deadline), targets)
-        return [target for target, success in zip(targets, reached, strict=True) if success]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.ports import join_address
-from bagua_hvd.job.server import Server
+from bagua_hvd.job.server import Server, join_address
 
 _SCOPE_MAX, _ENDPOINT_MAX, _SIZE_MAX = 255, 4096, 16384     # bytes, bytes, ranks
 _REQUEST_SECONDS = 5        # from the handshake to the end of the request

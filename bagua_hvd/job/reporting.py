@@ -12,7 +12,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
 
-VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher
+VARIABLE = "BAGUA_HVD_DASHBOARD"     # set by the launcher if it wants a Reporter
 PIPE = "BAGUA_HVD_LAUNCHER_PIPE"       # "device:inode"
 MARK = b"\0bagua_hvd report "
 _PERIOD_SECONDS = 1
@@ -91,11 +91,6 @@ class Reporter:
         self._stop.set()
         self._thread.join()
         self._report({})
-
-
-def start(facts: Any, stalled: Any) -> Any:
-    """A Reporter, if the launcher requested reports; else None."""
-    return Reporter(facts, stalled) if variables.read(VARIABLE) else None
 
 
 _last_report = BecauseOf(None)

@@ -1,7 +1,7 @@
 """The running job: one native context of this process, made by init() and shared by all front ends; and its facts.
 
 Facts of the job (rank, size, ...) are stored in Python, so reading them costs nothing and works in forked children,
-where the context does not work.
+where the context does not work. So are, at the end, those of this build, which are the same in any job.
 """
 import collections
 import enum
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from bagua_hvd.core import native
+from bagua_hvd.core import device, native
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 
@@ -68,7 +68,7 @@ class _Runtime:
         self.started = time.monotonic()
         self.algorithms = {}                    # class name -> AlgorithmStatistics: see job/statistics.py
         self.last_statistics = None
-        self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/record.py
+        self.plans: dict[str, dict[str, Any]] = {}      # by the model's name: see tuning/tuner.py
 
     def track(self, sent: Any) -> None:
         """Registers data in flight that needs this rank: sent.wait_all() is called before this rank leaves or joins.
@@ -191,3 +191,38 @@ def wait_for_gpus() -> None:
     current = runtime.context
     if current is not None:
         current.wait_for_gpus()
+
+
+def mpi_built() -> bool:
+    """True: every build can use MPI, whose library is loaded at run time."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True: bagua_hvd's own transports replace gloo."""
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version, as 22105 for 2.21.5, if it can be loaded and BAGUA_HVD_NCCL does not disable it; else 0."""
+    return device.nccl_facts()[0] if device.nccl_is_wanted() else 0
+
+
+def ddl_built() -> bool:
+    """False."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False."""
+    return False
+
+
+def cuda_built() -> bool:
+    """True: every build supports tensors on NVIDIA GPUs; the driver is loaded at run time."""
+    return True
+
+
+def rocm_built() -> bool:
+    """False."""
+    return False

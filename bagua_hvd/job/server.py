@@ -1,24 +1,66 @@
-"""A server for processes that know the job's secret: asyncio in a thread of its own.
+"""Servers for processes that know the job's secret: asyncio in a thread of its own; and their addresses.
 
 An unauthenticated peer may send 72 bytes of handshake within a few seconds; none of them is interpreted before the
 proof. With _UNAUTHENTICATED_MAX such peers connected, a further one replaces a random one. See job/channel.py.
+
+The core's ranks listen in native/transport.
 """
 import asyncio
+import errno
 import random
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import channel
-from bagua_hvd.job.ports import listen
+from bagua_hvd.job.channel import Hello, HelloAgain, name_of
 
 HANDSHAKE_SECONDS = 10
 _UNAUTHENTICATED_MAX = 256
+EVERY_INTERFACE = "::"      # for listen() and Rendezvous: IPv4 included
+
+
+def join_address(host: str, port: int | str) -> str:
+    """`10.0.0.1:29400`, `[fd00::1]:29400`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of an address made by join_address(). ValueError: malformed."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listen(host: str, ports: Sequence[int] | None = None) -> socket.socket:
+    """A socket that listens on the first free port of `ports`.
+
+    Args:
+        host: a numeric address, or EVERY_INTERFACE.
+        ports: None: those of BAGUA_HVD_PORTS.
+    Raises:
+        OSError: no port is free, or the address is not this host's; the message names both.
+    """
+    if host == EVERY_INTERFACE and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"
+    by_6 = ":" in host
+    ports = variables.read("BAGUA_HVD_PORTS") if ports is None else ports
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=socket.AF_INET6 if by_6 else socket.AF_INET, backlog=256,
+                                        dualstack_ipv6=by_6)
+        except OSError as error:
+            failure = error
+    where, why = join_address(host, port), failure.strerror
+    if failure.errno == errno.EADDRINUSE and port > 0:      # the wording of native/transport/socket.c
+        where = join_address(host, min(ports)) + (f"-{max(ports)}" if len(ports) > 1 else "")
+        why = "no port of BAGUA_HVD_PORTS is free: widen the range or unset it"
+    raise OSError(f"cannot listen on {where}: {why}") from failure
 
 
 class Server:
-    """Listens from construction to close(); a context manager. Subclasses define the serve() after the handshake.
+    """Listens from construction to close(); a context manager. Subclasses define what follows the handshake: serve().
 
     Args:
         host: numeric address to bind. name: of the thread. ports: as for listen().
@@ -42,11 +84,10 @@ class Server:
             self.loop).result()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks to an authenticated process; the connection ends when this returns.
+        """Talks to an authenticated process; the connection ends when this returns. Here it does nothing.
 
         It may raise the errors that the other side can cause: OSError, ValueError, EOFError and TimeoutError.
         """
-        raise NotImplementedError
 
     async def _serve(self, reader, writer):
         try:
@@ -105,3 +146,55 @@ class Server:
 
     def __exit__(self, *exception):
         self.close()
+
+
+class Service(Server):
+    """A launcher's connections to processes that begin with a hello: a driver's workers, a registry's clients.
+
+    Args:
+        on_event: function of (event, number of the worker, message), called in the service's thread;
+            event: the message's name, or "disconnected".
+        kinds: dataclasses of the messages that a worker may send after its hello. Any other message ends the
+            connection.
+        host: numeric address to bind.
+    Raises:
+        OSError: the address cannot be used.
+    """
+
+    def __init__(self, secret: bytes, on_event: Callable[[str, int, Any], object], kinds: Sequence[type],
+                 host: str = "127.0.0.1") -> None:
+        self._on_event = on_event
+        self._kinds = kinds
+        self._writers: dict[Any, Any] = {}          # number of the worker -> StreamWriter
+        super().__init__(secret, host, "elastic service")
+
+    def send(self, number: int, message: Any) -> None:
+        """Sends a message to a worker; it is lost if the worker has disconnected. Any thread."""
+        self.loop.call_soon_threadsafe(self._send, number, channel.encode(message))
+
+    def _send(self, number, data):
+        writer = self._writers.get(number)
+        if writer is not None:
+            writer.write(data)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes a worker's messages to on_event.
+
+        If two processes have one number, as a worker and a process it started, the second connection is closed. But if
+        a worker says that its connection broke, the older one is closed: this side may not have noticed the break.
+        """
+        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello, HelloAgain)
+        number, older = said.worker, self._writers.get(said.worker)
+        if older is not None:
+            if isinstance(said, Hello):
+                return
+            older.transport.abort()
+        self._writers[number] = writer
+        try:
+            while (line := await reader.readline()) and self._writers.get(number) is writer:
+                message = channel.decode(line, *self._kinds)
+                self._on_event(name_of(type(message)), number, message)
+        finally:
+            if self._writers.get(number) is writer:
+                del self._writers[number]
+                self._on_event("disconnected", number, None)

@@ -4,7 +4,7 @@ from typing import Any
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics
 from bagua_hvd.job.environment import local_address_towards, resolve
-from bagua_hvd.job.ports import EVERY_INTERFACE, listen
+from bagua_hvd.job.server import EVERY_INTERFACE, listen
 from bagua_hvd.lightning.packages import of_fabric
 from bagua_hvd.torch.functions import broadcast_object
 

@@ -1,7 +1,6 @@
 """bagua_hvd on Ray, under Horovod's paths: executors, and support for Ray Train (bagua_hvd.ray.train). docs/ray.md.
 
-    worker.py      an actor that is a rank
-    placement.py   placement of the actors of a job of fixed size
+    worker.py      an actor that is a rank, the placement of such actors, their results
     runner.py      Coordinator, RayExecutor
     elastic.py     RayHostDiscovery, ElasticRayExecutor
     train.py       BaguaConfig, for Ray Train V2

@@ -12,19 +12,16 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from bagua_hvd.job.channel import make_secret_key
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
-from bagua_hvd.job.ports import EVERY_INTERFACE, join_address
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.job.service import Service
-from bagua_hvd.ray.messages import Messages
-from bagua_hvd.ray.placement import Resources
+from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
 from bagua_hvd.ray.utils import nics_to_env_var
-from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker
-from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager
+from bagua_hvd.ray.worker import BECAUSE_OF, BaseHorovodWorker, Messages, Resources
+from bagua_hvd.runner.elastic.discovery import HostDiscovery, HostManager, searched
 from bagua_hvd.runner.elastic.driver import ElasticDriver
-from bagua_hvd.runner.elastic.run import Search, drive
+from bagua_hvd.runner.elastic.run import drive
 from bagua_hvd.runner.elastic.settings import ElasticSettings
 from bagua_hvd.runner.job import worker_environment
 
@@ -169,7 +166,7 @@ class ElasticRayExecutor:
             stack.callback(crew.close)
             driver = ElasticDriver(self._settings, hosts, crew, rendezvous.rank_ended)
             driver.hosts_found(first)
-            stack.enter_context(Search(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
+            stack.enter_context(searched(self._discovery, lambda found: events.put(("hosts", None, found)), crew.say))
             drive(driver, events, messages.deliver)
             return crew.results()
 
@@ -179,7 +176,7 @@ class ElasticRayExecutor:
 
 
 class _Crew:
-    """Like runner/elastic/crew.py, with actors instead of processes.
+    """Like the Crew of runner/elastic/run.py, with actors instead of processes.
 
     Args:
         function: of the executable. environment: function of a SlotInfo. resources: Resources of a rank.

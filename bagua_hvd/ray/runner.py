@@ -7,13 +7,12 @@ from typing import Any
 
 import ray
 
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, make_secret_key
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.ray.elastic import ElasticRayExecutor
-from bagua_hvd.ray.messages import Messages
-from bagua_hvd.ray.placement import Actors, Resources
 from bagua_hvd.ray.utils import nics_to_env_var
+from bagua_hvd.ray.worker import Actors, Messages, Resources
 from bagua_hvd.runner.common.util.hosts import slots_on
 from bagua_hvd.runner.common.util.timeout import Timeout
 
@@ -206,17 +205,13 @@ class _FixedJob:
     def __init__(self, settings, counts, resources, spread, use_current):
         self._coordinator = Coordinator(settings)
         self._place = counts, resources, spread, use_current, settings.placement_group_timeout_s
-        self._actors: Actors | None = None
+        self._actors: Any = None
 
     @property
     def _workers(self):
-        return self._started.workers
-
-    @property
-    def _started(self) -> Actors:
         if self._actors is None:
             raise RuntimeError("there are no ranks: call start() first")
-        return self._actors
+        return self._actors.workers
 
     def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
         self.shutdown()
@@ -237,7 +232,7 @@ class _FixedJob:
     def _share_gpus(self, environments):
         """Lets each rank see the GPUs of all ranks on its node, in rank order."""
         of_node: dict[str, list] = {}
-        nodes = self._started.nodes
+        nodes = self._actors.nodes
         gpus = ray.get([worker.get_gpu_ids.remote() for worker in self._workers])
         for node, ids in zip(nodes, gpus, strict=True):
             of_node.setdefault(node, []).extend(ids)

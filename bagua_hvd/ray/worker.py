@@ -1,17 +1,31 @@
-"""An actor that is a rank: its process calls the user's functions."""
+"""The ranks of a job on Ray: the actor that is one, their placement, and their results."""
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic_worker import RemovedFromJob
-from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.ray import ray_logger
+from bagua_hvd.runner.reports import first_cause
 
 BECAUSE_OF = "bagua_hvd_because_of"
+_POLL_SECONDS = 0.1
 
 
 class BaseHorovodWorker:
@@ -84,3 +98,176 @@ class BaseHorovodWorker:
         rank, _ = get_env_rank_and_size()
         basics.shutdown()           # the process stays for a while, and the others may need a rendezvous without it
         return rank, result
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of one rank.
+
+    Args:
+        cpus: number of Ray CPUs, fractions allowed. use_gpu: whether it has GPUs. gpus: number; None: 1 if use_gpu.
+    Raises:
+        ValueError: gpus without use_gpu.
+    """
+
+    cpus: float = 1
+    use_gpu: bool = False
+    gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus and not self.use_gpu:
+            raise ValueError("gpus_per_worker is set, but use_gpu is False: set use_gpu=True, or leave it out")
+        if self.use_gpu and self.gpus is not None and self.gpus < 1:
+            raise ValueError(f"gpus_per_worker={self.gpus}: give 1 or more with use_gpu=True, or leave it out")
+
+    @property
+    def gpu_count(self) -> float:
+        """Number of GPUs; 0 without use_gpu."""
+        return (self.gpus or 1) if self.use_gpu else 0
+
+    def bundle(self, ranks: int = 1) -> dict[str, float]:
+        """The resources of `ranks` ranks, for a placement group."""
+        bundle = {"CPU": self.cpus * ranks}
+        return {**bundle, "GPU": self.gpu_count * ranks} if self.use_gpu else bundle
+
+    def options(self) -> dict[str, float]:
+        """Arguments of an actor's options()."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpu_count}
+
+
+class Actors:
+    """The actors of a job of fixed size, and the placement group created for them: wherever there are resources, or a
+    fixed number on each node. close() ends all.
+
+    Args:
+        counts: ranks of each bundle. resources: of each rank. spread: one bundle on each node; else as close to each
+            other as resources allow.
+        use_current: puts the actors into the caller's placement group, if there is one.
+        timeout_s: seconds to wait for resources.
+    Raises:
+        TimeoutError: there were none in time.
+    Attributes:
+        workers: the actors; those of a node are consecutive.
+    """
+
+    def __init__(self, counts: Sequence[int], resources: Resources, spread: bool, use_current: bool,
+                 timeout_s: float) -> None:
+        self.workers: list[Any] = []
+        self._own: PlacementGroup | None = None
+        group = get_current_placement_group() if use_current else None
+        try:
+            if group is None:
+                group = self._own = _group(counts, resources, spread, timeout_s)
+                places = [bundle for bundle, count in enumerate(counts) for _ in range(count)]
+            else:
+                places = [-1] * sum(counts)
+            actor = ray.remote(BaseHorovodWorker)
+            self.workers = [
+                actor.options(**resources.options(), scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=place)).remote() for place in places]
+            # Whether the caller's group has enough free resources is known only once the actors run.
+            nodes = ray.get([worker.node_id.remote() for worker in self.workers],
+                            timeout=None if self._own else timeout_s)
+        except GetTimeoutError:
+            self.close()
+            raise TimeoutError(
+                f"the current placement group has had no room for {sum(counts)} workers ({resources.bundle()} each) "
+                f"for {timeout_s:g} s: give it more, ask for less, or set use_current_placement_group=False") from None
+        except BaseException:
+            self.close()
+            raise
+        order = {node: place for place, node in enumerate(dict.fromkeys(nodes))}
+        self.nodes = sorted(nodes, key=order.__getitem__)
+        self.workers = [self.workers[i] for i in sorted(range(len(nodes)), key=lambda i: order[nodes[i]])]
+
+    def close(self) -> None:
+        """Kills the actors, and releases the resources reserved for them. Idempotent."""
+        for worker in self.workers:
+            ray.kill(worker)
+        self.workers = []
+        if self._own is not None:
+            remove_placement_group(self._own)
+            self._own = None
+
+
+def _group(counts, resources, spread, timeout_s):
+    group = placement_group([resources.bundle(count) for count in counts], "STRICT_SPREAD" if spread else "PACK")
+    if not group.wait(timeout_s):
+        remove_placement_group(group)
+        raise TimeoutError(
+            f"Ray has had no room for {sum(counts)} workers ({resources.bundle()} each"
+            + (f", {counts[0]} on each of {len(counts)} nodes" if spread else "")
+            + f") for {timeout_s:g} s; the cluster has {ray.cluster_resources()}, of which "
+            f"{ray.available_resources()} are free: ask for less, or give a longer placement_group_timeout_s")
+    return group
+
+
+class Messages:
+    """A queue from ranks to callbacks: messages that ranks log (ray_logger); it also collects the ranks' results. A
+    context manager: after its exit, messages of the ranks are lost.
+
+    Args:
+        callbacks: functions of a message; None or empty: there is no queue.
+    Attributes:
+        queue: for BaseHorovodWorker.set_queue(); None without callbacks.
+    """
+
+    def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
+        self._callbacks = list(callbacks or ())
+        self.queue = None
+        if self._callbacks:     # on the driver's node, since Ray might choose one that is removed
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+
+    def deliver(self) -> None:
+        """Calls the callbacks with the messages that have arrived."""
+        while self.queue is not None:
+            try:
+                message = self.queue.get_nowait()
+            except Empty:
+                return
+            for callback in self._callbacks:
+                callback(message)
+
+    def results(self, references: Sequence[Any]) -> list[Any]:
+        """Waits for the results of ranks 0, 1, ..., or until one fails; returns them.
+
+        Raises:
+            The exception of the first failed rank; or of the rank that caused it, if that fails within the grace period
+            (BAGUA_HVD_GRACE_SECONDS). For a rank that died, a RayActorError that names it.
+        """
+        references = list(references)
+        failed: dict[int, Exception] = {}
+        waiting, limit = references, 0.0
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=_POLL_SECONDS if self.queue or failed else None)
+            self.deliver()
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except Exception as error:
+                    limit = limit or time.monotonic() + variables.read("BAGUA_HVD_GRACE_SECONDS")
+                    failed[references.index(reference)] = error
+            if failed:
+                rank, known = _cause(failed)
+                if known or not waiting or time.monotonic() > limit:
+                    first = failed[rank]
+                    if isinstance(first, RayActorError):
+                        first.error_msg = f"rank {rank} died. {first}"
+                    raise first
+        self.deliver()
+        return ray.get(references)
+
+    def __enter__(self) -> "Messages":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self.queue is not None:
+            self.queue.shutdown(force=True)
+
+
+def _cause(failed):
+    """(rank, whether no earlier failure of another rank is missing). failed: {rank: error}, in order of arrival."""
+    because_of = {rank: getattr(getattr(error, "cause", None), BECAUSE_OF, None) for rank, error in failed.items()}
+    rank = first_cause(next(iter(failed)), because_of)
+    return rank, because_of[rank] is None or because_of[rank] in failed

@@ -1,7 +1,7 @@
 """One rank of run(): `python -m bagua_hvd.runner.function_task ADDRESS,ADDRESS:PORT`.
 
 It may run on any host. It receives the function from the launcher that listens there, or, without addresses, at the
-address of the rendezvous, and sends back the result; see function_server.py. If the launcher ends before that, the rank
+address of the rendezvous, and sends back the result; see run_function.py. If the launcher ends before that, the rank
 ends at once: not every mpirun ends its ranks when it is killed.
 """
 import io
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, Hello
 from bagua_hvd.job.elastic_worker import WORKER, RemovedFromJob
-from bagua_hvd.job.env import get_env_rank_and_size
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.job.probe import connect
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
 from bagua_hvd.runner.processes import kill_sessions
 
 _CONNECT_SECONDS = 20

@@ -1,23 +1,30 @@
-"""Shared by jobs of fixed and of changing size: the plan, a rank's environment and output, the end of a job."""
-import functools
-import ipaddress
+"""A job: what those of fixed and of changing size share, and the run of one of fixed size:
+connections, addresses, rendezvous, output -> supervisor -> cause of a failure.
+"""
+import base64
 import os
-import re
+import shlex
 import signal
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
-from bagua_hvd.runner.common.util import hosts
-from bagua_hvd.runner.common.util.hosts import SlotInfo
-from bagua_hvd.runner.output import Console, LineForwarder
-
-LOOPBACK = "lo"
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, make_secret_key, silence_seconds
+from bagua_hvd.job.environment import host_hash
+from bagua_hvd.job.probe import LOOPBACK, interface_of
+from bagua_hvd.job.rendezvous import Rendezvous
+from bagua_hvd.job.server import join_address
+from bagua_hvd.runner.common.util.hosts import SlotInfo, is_local
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.reports import Dashboard, Reports
+from bagua_hvd.runner.spawner import Spawner, Task
+from bagua_hvd.runner.ssh.connection import HostOptions, SshSpawner
+from bagua_hvd.runner.ssh.network import find_places
+from bagua_hvd.runner.supervisor import Supervisor
 
 
 class WorkerFailed(RuntimeError):
@@ -41,22 +48,6 @@ class WorkerFailed(RuntimeError):
         self.process = rank if process is None else process
 
 
-def first_cause(first: int | None, because_of: Mapping[int | None, int | None]) -> int | None:
-    """Follows the causes from `first` to a failed process whose cause has not failed; in a cycle, returns `first`.
-
-    Args:
-        first: the first one known to have failed; others may have failed before.
-        because_of: {failed process: the process that made it fail, or None}.
-    """
-    cause, seen = first, set()
-    while because_of[cause] in because_of:
-        if cause in seen:
-            return first
-        seen.add(cause)
-        cause = because_of[cause]
-    return cause
-
-
 class Interrupted(Exception):
     """A signal stopped the job. Attribute signum; SIGPIPE: the output is not read any more."""
 
@@ -71,58 +62,6 @@ def _signal_note(exit_code):
         return f" ({signal.Signals(exit_code - 128).name})"
     except ValueError:
         return ""
-
-
-@functools.cache      # a name server may take seconds for a name that only ssh knows
-def is_local(hostname: str) -> bool:
-    """Whether the name denotes this host: localhost, its own name, or an address of one of its interfaces."""
-    own = socket.gethostname().lower()
-    if hostname.lower() in {"localhost", own, own.split(".")[0]}:
-        return True
-    try:
-        found = {ipaddress.ip_address(hostname)}
-    except ValueError:
-        found = _resolved(hostname)
-    return bool(found) and all(address.is_loopback or address.is_unspecified or _is_own(address) for address in found)
-
-
-def _resolved(hostname):
-    try:
-        return {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
-    except (OSError, UnicodeError):
-        return set()        # only ssh can resolve it
-
-
-def _is_own(address):
-    """Whether an interface has the address. With ip_nonlocal_bind, binding to it would prove nothing; and packets to an
-    interface's second address have the first one as their source."""
-    try:
-        if address.version == 6:
-            return f"{int(address):032x}" in Path("/proc/net/if_inet6").read_text()
-        routes = Path("/proc/net/fib_trie").read_text()
-        return re.search(rf"\|-- {re.escape(str(address))}\n(\s*/\d+ .*\n)*?\s*/32 host LOCAL", routes) is not None
-    except OSError:
-        return False
-
-
-def bind_address(hosts: Iterable[str]) -> str:
-    """The address at which the launcher of a job on these hosts listens: loopback, or every interface."""
-    return "127.0.0.1" if all(map(is_local, hosts)) else EVERY_INTERFACE
-
-
-def plan(num_proc: int, hosts_string: str | None = None) -> list[SlotInfo]:
-    """SlotInfos for num_proc ranks.
-
-    Args:
-        hosts_string: `h1:2,h2:2`; None: this host, with as many slots as ranks.
-    Raises:
-        ValueError: malformed, or too few slots.
-    """
-    infos = hosts.parse_hosts(f"localhost:{num_proc}" if hosts_string is None else hosts_string)
-    try:
-        return hosts.get_host_assignments(infos, num_proc, num_proc)
-    except ValueError as error:
-        raise ValueError(f"{error}: ask for fewer processes, or give the hosts more slots") from None
 
 
 def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, port: int, secret_key: bytes,
@@ -178,3 +117,110 @@ def forwarders(console: Console, slot: SlotInfo, output: OutputOptions) -> list[
         files = [open(os.path.join(folder, stream), "wb") for stream in streams]
     return [LineForwarder(console, slot.rank, stream, output.timestamp, file)
             for stream, file in zip(streams, files, strict=True)]
+
+
+def host_options(env: Mapping[str, str], ssh_port: int | None = None,
+                 ssh_identity_file: str | os.PathLike[str] | None = None, nics: list[str] | None = None) -> HostOptions:
+    """The HostOptions for the flags.
+
+    Args:
+        env: the launcher's environment, including variables set by its flags.
+        nics: names of allowed interfaces; None: those of HOROVOD_GLOO_IFACE, unless an outer job's launcher set it.
+    Raises:
+        ValueError: the identity file cannot be read, or a variable is malformed.
+    """
+    if ssh_identity_file is not None and not os.access(ssh_identity_file, os.R_OK):
+        raise ValueError(f"ssh identity file {ssh_identity_file}: no such file, or not readable")
+    timeout = max(1, int(variables.read("HOROVOD_START_TIMEOUT", env)))
+    for name in ("BAGUA_HVD_PORTS", "BAGUA_HVD_GRACE_SECONDS"):         # reports a malformed value now
+        variables.read(name, env)
+    identity_file = None if ssh_identity_file is None else os.fspath(ssh_identity_file)
+    if nics is None and "HOROVOD_RANK" not in env:
+        nics = variables.read("HOROVOD_GLOO_IFACE", env)
+    return HostOptions(ssh_port, identity_file, timeout, silence_seconds(env), nics)
+
+
+def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str], output: OutputOptions,
+               options: HostOptions, verbose: bool = False, console: Console | None = None,
+               secret_key: bytes | None = None, dashboard: bool = False) -> None:
+    """Runs the command once for every slot and returns when all ranks have ended with 0.
+
+    Args:
+        command: list of arguments, run without a shell.
+        env: the launcher's environment, including variables set by its flags.
+        console: None: descriptors 1 and 2.
+        secret_key: of the FunctionServer that the command connects to, which also gets the tracebacks; None: it
+            connects to none.
+        dashboard: whether to show a live table below the ranks' output, on stdout.
+    Raises:
+        WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
+            themselves, and are then stopped. Interrupted: a signal stopped the job.
+        ValueError: a variable in `env` is malformed.
+        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or the rendezvous cannot be held.
+        OSError: the output directory cannot be written, or a process cannot be started.
+        In all cases no process is left running.
+    """
+    console = console or Console(Descriptor(1), Descriptor(2))
+    names = list(dict.fromkeys(slot.hostname for slot in slots))
+    local = [name for name in names if is_local(name)]
+    remote = [name for name in names if name not in local]
+    repeats_traceback = secret_key is None
+    secret_key = secret_key or make_secret_key()
+    survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
+    with ExitStack() as stack:
+        table = None
+        if dashboard:
+            table = stack.enter_context(Dashboard(slots))
+            console = table.console
+            env = {**env, reporting.VARIABLE: "1"}
+        reports = Reports(table)
+        ssh = SshSpawner(options, env)
+        spawner = stack.enter_context(Spawner(ssh))
+        hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
+        _warn_of_duplicate_hosts(console, hosts, local)
+        places, address = find_places(hosts, local, options)
+        rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
+        if verbose:
+            addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
+                                  for name, place in places.items())
+            console.say(f"baguarun: rendezvous at {addresses}; command: {shlex.join(command)}")
+        tasks = []
+        for slot in slots:
+            place = places[slot.hostname]
+            environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
+            if remote:
+                environment.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
+            stdout, stderr = forwarders(console, slot, output)
+            tasks.append(Task(slot.rank, command, environment, stdout, reports.filter(slot.rank, slot.rank, stderr),
+                              slot.hostname))
+            if verbose:
+                console.say(f"baguarun: {describe(slot)}")
+        supervisor = Supervisor(console, spawner=spawner, survivors_seconds=survivors, find_cause=reports.cause,
+                                on_end=rendezvous.rank_ended)
+        ssh.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
+        outcome = supervisor.run(tasks)
+        failed = None
+        if outcome.failed is not None:
+            failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], reports.circumstances(outcome))
+            if repeats_traceback:
+                reports.repeat_traceback(console, failed.rank, failed.process)
+    if outcome.signum is not None:
+        raise Interrupted(outcome.signum)
+    if failed is not None:
+        raise failed
+
+
+def describe(slot: SlotInfo) -> str:
+    """A line that describes a SlotInfo."""
+    return (f"rank {slot.rank} of {slot.size}: host {slot.hostname}, local rank {slot.local_rank} of "
+            f"{slot.local_size}, cross rank {slot.cross_rank} of {slot.cross_size}")
+
+
+def _warn_of_duplicate_hosts(console, hosts, local):
+    """Warns of two names for one machine: its ranks are numbered as on two hosts, which matters if they share GPUs."""
+    seen = {host_hash(): local[0]} if local else {}
+    for host in hosts:
+        other = seen.setdefault(host.host_hash, host.name)
+        if other != host.name:
+            console.say(f"baguarun: warning: {other} and {host.name} are the same machine, yet their local ranks are "
+                        "numbered as those of two hosts: name it once, with all its slots")

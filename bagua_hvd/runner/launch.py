@@ -1,32 +1,27 @@
-"""The command line `baguarun -np N command...`: flags, their checks, exit codes.
+"""The command line `baguarun -np N command...`: flags, their checks, exit codes; `baguarun --check-build`.
 
 Exit codes: 0: all ranks ended with 0; the code of the first rank that failed, 128 + n if signal n ended it; 128 + n if
 signal n stopped baguarun; 2: a wrong command line; 1: the job could not be started. Every failure prints a sentence on
 stderr.
 """
 import errno
+import importlib
+import importlib.util
 import os
 import shlex
 import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from bagua_hvd.core import variables
+from bagua_hvd.core.version import __version__
+from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.common.util.hosts import is_local, parse_host_files, plan
 from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
-from bagua_hvd.runner.job import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    is_local,
-    plan,
-)
-from bagua_hvd.runner.ssh.spawner import UnreachableHosts
-from bagua_hvd.runner.static import describe, host_options, run_static
+from bagua_hvd.runner.ssh.connection import UnreachableHosts
 
 _START_ERROR = 1
 
@@ -131,23 +126,23 @@ def _hosts(args):
 def _environment(args):
     """The job's environment: the launcher's own, and variables set by the flags."""
     env = config_parser.set_env_from_args(dict(os.environ), args)
-    return as_horovod_environment(env) if args.as_horovod else env
+    return job.as_horovod_environment(env) if args.as_horovod else env
 
 
 def _run_static(args):
     """Runs a job of fixed size; see _run."""
     env = _environment(args)
     slots = plan(args.num_proc, _hosts(args))
-    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
+    options = job.host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if any(is_local(name) for name in {slot.hostname for slot in slots}):
         _check_command(args.command[0], env)
     if args.dry_run:
         for slot in slots:
             way = "here" if is_local(slot.hostname) else "by ssh"
-            print(f"{describe(slot)}, started {way}: {shlex.join(args.command)}")
+            print(f"{job.describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
+    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
+    job.run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
 
 
 def _dashboard(args):
@@ -186,12 +181,12 @@ def _run_elastic(args):
     env = _environment(args)
     discovery, settings = plan_elastic(env, args.num_proc, args.min_num_proc, args.max_num_proc,
                                        args.host_discovery_script, args.slots, _hosts(args), args.reset_limit)
-    options = host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
+    options = job.host_options(env, args.ssh_port, args.ssh_identity_file, args.nics)
     if args.dry_run:
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
-    output = OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
+    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
     run_elastic(args.command, discovery, settings, env, output, options, args.cooldown_range,
                 dashboard=_dashboard(args))
 
@@ -216,13 +211,6 @@ def _run(args):
         _run_elastic(args)
     else:
         _run_static(args)
-
-
-def check_build(verbose: object) -> None:
-    """Prints the capabilities of this installation; see check_build.py. verbose: for compatibility with Horovod."""
-    from bagua_hvd.runner import check_build as installation
-
-    print(installation.check_build())
 
 
 def is_gloo_used(use_gloo: bool | None = None, use_mpi: bool | None = None, use_jsrun: bool | None = None) -> bool:
@@ -273,9 +261,9 @@ def run_commandline() -> None:
         _run(parse_args())
     except ValueError as error:
         _fail(f"baguarun: error: {error} (see `baguarun --help`)", USAGE_ERROR)
-    except WorkerFailed as error:
+    except job.WorkerFailed as error:
         _fail(f"baguarun: {error}", error.exit_code)
-    except Interrupted as error:
+    except job.Interrupted as error:
         _fail(f"baguarun: {error}; all processes of the job have ended.", 128 + error.signum)
     except KeyboardInterrupt:
         _fail("baguarun: stopped by SIGINT before the job began.", 130)
@@ -289,6 +277,119 @@ def _fail(sentence, exit_code):
     with suppress(OSError):     # stderr has no reader; the exit code still tells
         print(sentence, file=sys.stderr, flush=True)
     sys.exit(exit_code)
+
+
+# ---- --check-build -------------------------------------------------------------------------------------------
+
+_FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"))
+# In rising order, under the names of bhvd_cpu_features: a CPU with one feature has all before it.
+_CPU_FEATURES = ("scalar", "avx2", "avx512")
+
+
+def _line(available, name, note=""):
+    return f"    [{'X' if available else ' '}] {name}" + (f"  ({note})" if note else "")
+
+
+@contextmanager
+def _quiet():
+    """Discards all output to descriptor 2, from any language."""
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nowhere:
+        stderr = os.dup(2)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def _framework(name, module):
+    if importlib.util.find_spec(module) is None:
+        return _line(False, name, "not installed")
+    # Reports the error of a broken installation, without the framework's own messages at import.
+    try:
+        with _quiet():
+            importlib.import_module(module)
+    except Exception as error:
+        return _line(False, name, f"import {module} fails: {error}")
+    return _line(True, name)
+
+
+def _native():
+    """(the cffi library or None, why it is None)."""
+    try:
+        from bagua_hvd._native import lib
+    except ImportError as error:
+        return None, f"not built: run `pip install .` in the source folder of bagua_hvd; {error}"
+    return lib, ""
+
+
+def _starters():
+    """The programs in PATH that baguarun uses to start ranks, and those that start ranks themselves."""
+    lines = [_line(True, "baguarun on this host")]
+    for name, program in (("baguarun on other hosts, by ssh", "ssh"), ("mpirun", "mpirun"), ("srun", "srun"),
+                          ("torchrun", "torchrun")):
+        path = shutil.which(program)
+        lines.append(_line(path is not None, name, path or f"no {program} in PATH"))
+    return lines
+
+
+def _version(number, major, minor):
+    return f"{number // major}.{number % major // minor}"
+
+
+def _operations(built):
+    """Horovod's names of the libraries that move tensors."""
+    if not built:
+        return [_line(False, name) for name in ("NCCL", "DDL", "CCL", "MPI", "Gloo")]
+    from bagua_hvd.job import runtime
+
+    available = {"NCCL": runtime.nccl_built(), "DDL": runtime.ddl_built(), "CCL": runtime.ccl_built(), "MPI": True,
+                 "Gloo": True}
+    return [_line(found, name) for name, found in available.items()]
+
+
+def _gpus(built):
+    """The parts of CUDA on this host: driver and NCCL are loaded at run time, CuPy compiles the kernels."""
+    if not built:
+        return [_line(False, "CUDA", "needs the native extension")]
+    from bagua_hvd.core import device
+
+    version, count, missing = device.cuda_facts()
+    lines = [_line(count > 0, "CUDA", missing or f"driver of CUDA {_version(version, 1000, 10)}, {count} GPUs")]
+    version, missing = device.nccl_facts()
+    lines.append(_line(not missing, "NCCL", missing or f"{_version(version, 10000, 100)} found"))
+    found = importlib.util.find_spec("cupy") is not None
+    lines.append(_line(found, "CuPy", "" if found else "not installed: without it kernels are replaced by copies"))
+    return lines
+
+
+def check_build(verbose: object) -> None:
+    """Prints the capabilities of this installation. Imports the installed frameworks, so it may take seconds.
+
+    verbose: for compatibility with Horovod.
+    """
+    lib, reason = _native()
+    built = lib is not None
+    lines = [f"bagua_hvd v{__version__}:", "", "Available Frameworks:"]
+    lines += [_framework(*framework) for framework in _FRAMEWORKS]
+    lines += ["", "Native Extension:", _line(built, "bagua_hvd._native", reason)]
+    lines += ["", "Available Controllers:", _line(built, "MPI", "that of mpirun, found at run time"),
+              _line(built, "Gloo", "the built-in one")]
+    lines += ["", "Available Tensor Operations:", *_operations(built)]
+    lines += ["", "Available Transports:"] + [_line(built, name) for name in ("inproc", "shm", "tcp", "mpi")]
+    lines += ["", "Ways to Start Ranks:", *_starters(), "", "GPUs:", *_gpus(built), "", "CPU Features:"]
+    if built:
+        from bagua_hvd._native import ffi
+
+        best = ffi.string(lib.bhvd_cpu_features()).decode()
+        names = _CPU_FEATURES if best in _CPU_FEATURES else (best,)
+        lines += [_line(names.index(name) <= names.index(best), name) for name in names]
+    else:
+        lines.append(_line(False, "unknown"))
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Jobs whose ranks mpirun starts: its command, for `baguarun --mpi`, and run(use_mpi=True).
 
-The ranks then find each other by themselves, see engines/. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
+The ranks then find each other by themselves: job/join.py. The flags of Open MPI (also Spectrum MPI) and MPICH's hydra
 (also Intel MPI) differ; `mpirun --version` says which one is in PATH.
 
 run() sends its function through a FunctionServer: MPI cannot send one to processes that need not call MPI.
@@ -11,19 +11,20 @@ import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from typing import Any
 
 from bagua_hvd.core import variables
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER
-from bagua_hvd.job.env import PLACE
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job.environment import PLACE
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util.hosts import parse_hosts
-from bagua_hvd.runner.function_server import FunctionServer
 from bagua_hvd.runner.job import Interrupted, WorkerFailed
 from bagua_hvd.runner.output import Console, LineForwarder
+from bagua_hvd.runner.spawner import Task
 from bagua_hvd.runner.ssh.connection import flags, forwarded
 from bagua_hvd.runner.ssh.network import own_addresses
-from bagua_hvd.runner.supervisor import Supervisor, Task
+from bagua_hvd.runner.supervisor import Supervisor
 
 _OPEN_MPI = ("Open MPI", "OpenRTE", "Spectrum MPI")
 _HYDRA = ("HYDRA", "MPICH", "Intel(R) MPI")
@@ -113,13 +114,14 @@ def _hydra(args, hosts, env):
     return [*start, "-genvlist", ",".join(sorted(forwarded(env)))]
 
 
-def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], python: str, server: FunctionServer,
+def run_by_mpirun(args: Namespace, hosts: str | None, env: Mapping[str, str], python: str, server: Any,
                   console: Console) -> None:
     """Runs a function on args.num_proc ranks.
 
     Args:
         args: as for command(), without the command. hosts: `h1:2,h2:2`; None: this host.
         env: the launcher's environment, including variables set by the arguments. python: of the ranks.
+        server: run()'s FunctionServer.
     Raises:
         As run_static(); ValueError, FileNotFoundError: see command().
     """

@@ -206,8 +206,7 @@ class LineForwarder:
         self._prefix = f"[{index}]<{stream}>:".encode()
         self._timestamp = timestamp
         self._file = file
-        self._partial: list[bytes] = []     # pieces of a line without its end
-        self._partial_nbytes = 0
+        self._partial = bytearray()     # a line without its end
         self._after_return = False  # the last byte was \r: a following \n belongs to it
 
     def feed(self, data: bytes) -> None:
@@ -225,11 +224,9 @@ class LineForwarder:
         self._after_return = data.endswith(b"\r")
         *pieces, rest = _END.split(data)       # line, end, line, end, ..., unfinished line
         lines = [(self._take_partial() + line, end) for line, end in zip(pieces[::2], pieces[1::2], strict=True)]
-        if rest:
-            self._partial.append(rest)
-            self._partial_nbytes += len(rest)
-            if self._partial_nbytes >= _LINE_MAX_NBYTES:
-                lines.append((self._take_partial(), b"\n"))
+        self._partial += rest
+        if len(self._partial) >= _LINE_MAX_NBYTES:
+            lines.append((self._take_partial(), b"\n"))
         self._write(lines)
 
     def _write_file(self, file, data):
@@ -247,9 +244,8 @@ class LineForwarder:
             file.close()
 
     def _take_partial(self):
-        line = b"".join(self._partial)
+        line = bytes(self._partial)
         self._partial.clear()
-        self._partial_nbytes = 0
         return line
 
     def _write(self, lines):

@@ -7,7 +7,7 @@ import threading
 
 from bagua_hvd.algorithms.quorum import QuorumServer
 from bagua_hvd.core import variables
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.server import EVERY_INTERFACE
 
 
 def main() -> None:

@@ -1,21 +1,124 @@
-"""Reads the stderr of ranks for the launcher: their reports (job/reporting.py), and their last output."""
+"""Reads the stderr of ranks for the launcher: their reports (job/reporting.py), and their last output.
+
+The reports say which rank caused a failure. With `baguarun --dashboard` they also fill a live table of the ranks below
+their output, drawn by rich: figures of hvd.statistics(), and stalled ranks.
+"""
 import re
+import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
-from bagua_hvd.runner.dashboard import Dashboard
-from bagua_hvd.runner.job import WorkerFailed, first_cause
-from bagua_hvd.runner.output import Console, LineForwarder, Sink
+from bagua_hvd.runner.common.util.hosts import SlotInfo
+from bagua_hvd.runner.output import Console, LineForwarder, Sink, TextStream
 from bagua_hvd.runner.supervisor import Outcome
 
+_REFRESH_PER_SECOND = 4
+_MIB = 1 << 20
 _TAIL_NBYTES = 1 << 16
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
             b"The above exception was the direct cause of the following exception:")
 _WITHOUT_HOROVOD = b"ModuleNotFoundError: No module named 'horovod'"
+
+
+class _Rank:
+    """The last two reports of a rank."""
+
+    def __init__(self, host):
+        self.host = host
+        self.facts: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
+        self.stalled = ""
+        self._when = 0.0
+
+    def update(self, facts):
+        now = time.monotonic()
+        if self.facts and now > self._when:
+            self.rates = {name: (value - self.facts.get(name, 0)) / (now - self._when) for name, value in facts.items()}
+        self.facts, self._when = facts, now
+
+
+class Dashboard:
+    """The table, from entering to leaving it.
+
+    Args:
+        slots: SlotInfos of the ranks; those of an elastic job change, see reset_rank().
+    Raises:
+        RuntimeError: rich is not installed.
+    Attributes:
+        console: Console for the ranks' output above the table; only within the context.
+    """
+
+    def __init__(self, slots: Iterable[SlotInfo] = ()) -> None:
+        try:
+            from rich.live import Live
+        except ImportError:
+            raise RuntimeError("--dashboard needs rich: run `pip install rich`, or leave it out") from None
+        self._ranks = {slot.rank: _Rank(slot.hostname) for slot in slots}
+        self._live = Live(get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND)
+
+    def __enter__(self):
+        self._live.__enter__()
+        # rich has replaced both streams, so that their output appears above the table.
+        self.console = Console(TextStream(sys.stdout), TextStream(sys.stderr))
+        return self
+
+    def __exit__(self, *exception):
+        self._live.__exit__(*exception)
+
+    def reset_rank(self, slot: SlotInfo) -> None:
+        """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
+        ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
+        self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
+
+    def report(self, rank: int, facts: dict[str, float]) -> None:
+        """Takes a report."""
+        if line := self._ranks.get(rank):       # else the rank no longer exists; another thread may change them
+            line.update(facts)
+
+    def stall(self, rank: int, operations: int, names: Sequence[str]) -> None:
+        """Takes the number of operations that others wait for and this rank has not requested, and the first names."""
+        if line := self._ranks.get(rank):
+            line.stalled = ", ".join(names) + (" ..." if operations > len(names) else "")
+
+    def _table(self):
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("rank", "host", "steps/s", "waiting", "MiB/s sent", "MiB sent", "exposed ms/step",
+                      "others waited", "has not submitted")
+        first = self._ranks[0].facts if 0 in self._ranks else {}           # only rank 0 knows who was waited for
+        for number, rank in sorted(self._ranks.items()):
+            facts, rates = rank.facts, rank.rates
+            table.add_row(
+                str(number), rank.host,
+                f"{rates['steps']:.1f}" if rates.get("steps") else "",
+                f"{rates['blocked_ms'] / 10:.0f} %" if "blocked_ms" in rates else "",
+                f"{rates['bytes_sent'] / _MIB:.2f}" if "bytes_sent" in rates else "",
+                f"{facts['bytes_sent'] / _MIB:.2f}" if facts else "",
+                f"{facts['exposed_ms'] / facts['steps']:.1f}" if facts.get("steps") else "",
+                f"{first.get(f'waited_for/{number}/waited_ms', 0) / 1000:.1f} s" if first else "", Text(rank.stalled))
+        return table
+
+
+def first_cause(first: int | None, because_of: Mapping[int | None, int | None]) -> int | None:
+    """Follows the causes from `first` to a failed process whose cause has not failed; in a cycle, returns `first`.
+
+    Args:
+        first: the first one known to have failed; others may have failed before.
+        because_of: {failed process: the process that made it fail, or None}.
+    """
+    cause, seen = first, set()
+    while because_of[cause] in because_of:
+        if cause in seen:
+            return first
+        seen.add(cause)
+        cause = because_of[cause]
+    return cause
 
 
 class _Filter:
@@ -112,15 +215,19 @@ class Reports:
             return f". It needed rank {cause}, which ended with exit code 0"
         return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
-    def repeat_traceback(self, console: Console, failed: WorkerFailed) -> None:
-        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known."""
-        text = self._buried_traceback(failed.process)
+    def repeat_traceback(self, console: Console, rank: int, process: int) -> None:
+        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
+
+        Args:
+            rank, process: those of the WorkerFailed.
+        """
+        text = self._buried_traceback(process)
         if text:
-            console.say(f"baguarun: Process {failed.rank} failed first. It had written:")
-            forwarder = LineForwarder(console, failed.rank, "stderr")
+            console.say(f"baguarun: Process {rank} failed first. It had written:")
+            forwarder = LineForwarder(console, rank, "stderr")
             forwarder.feed(text)
             forwarder.close()
-        if self._last_line(failed.process) == _WITHOUT_HOROVOD:
+        if self._last_line(process) == _WITHOUT_HOROVOD:
             console.say("baguarun: Add --as-horovod, or import bagua_hvd instead of horovod.")
 
     def _buried_traceback(self, process):

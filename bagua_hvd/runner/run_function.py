@@ -1,40 +1,39 @@
 """`run`: calls a Python function on every rank of a job, and returns the results in a list.
 
-The ranks fetch the function from this process, and send back the results: see function_server.py, and
-function_task.py, which the ranks execute. For everything else it uses run_static or run_elastic, like baguarun, or
-mpirun: mpi_run.py.
+The ranks fetch the function from this process, and send back the results: see FunctionServer, and function_task.py,
+which the ranks execute. For everything else it uses run_static or run_elastic, like baguarun, or mpirun: mpi_run.py.
 """
 import argparse
+import asyncio
+import base64
 import io
 import operator
 import os
+import pickle
 import shutil
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 
+import cloudpickle
+
 from bagua_hvd.core.util import deprecated
+from bagua_hvd.job import channel
+from bagua_hvd.job.channel import Hello, make_secret_key
 from bagua_hvd.job.probe import interface_names
-from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.job.server import HANDSHAKE_SECONDS, Server
+from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
-from bagua_hvd.runner.common.util.hosts import parse_host_files
+from bagua_hvd.runner.common.util.hosts import bind_address, parse_host_files, plan
 from bagua_hvd.runner.elastic.run import listen_address, plan_elastic, run_elastic
 from bagua_hvd.runner.flags import TABLE
-from bagua_hvd.runner.function_server import FunctionServer, pickled
-from bagua_hvd.runner.job import (
-    Interrupted,
-    OutputOptions,
-    WorkerFailed,
-    as_horovod_environment,
-    bind_address,
-    plan,
-)
+from bagua_hvd.runner.function_task import Error, Function, Result
 from bagua_hvd.runner.mpi_run import run_by_mpirun
 from bagua_hvd.runner.output import Console, Descriptor, TextStream
-from bagua_hvd.runner.static import host_options, run_static
 
 
 class _HorovodArgs(argparse.Namespace):
@@ -114,9 +113,9 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
         rank_plan = plan(num_proc, hosts)
         ranks, bound = range(num_proc), bind_address(slot.hostname for slot in rank_plan)
     nics = interface_names(network_interface, network_interfaces)
-    options = host_options(env, ssh_port, ssh_identity_file, nics)
+    options = job.host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
-    output = OutputOptions(None if output_filename is None else os.fspath(output_filename))
+    output = job.OutputOptions(None if output_filename is None else os.fspath(output_filename))
     function = pickled(python, func, tuple(args), dict(kwargs or {}))
     with FunctionServer(make_secret_key(), function, bound) as server:
         try:
@@ -127,15 +126,16 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
                     run_by_mpirun(flags, hosts, env, python, server, console)
                 elif elastic:
                     run_elastic(server.command(python), discovery, settings, env, output, options, cooldown_range,
-                                console, server)
+                                console, server.secret_key)
                 else:
-                    run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console, server)
-        except WorkerFailed as error:
+                    job.run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
+                               server.secret_key)
+        except job.WorkerFailed as error:
             raise server.explained(error, elastic) from None
-        except Interrupted as error:
+        except job.Interrupted as error:
             interrupted = error
         except RuntimeError as error:
-            if isinstance(error.__cause__, WorkerFailed):
+            if isinstance(error.__cause__, job.WorkerFailed):
                 raise error from server.explained(error.__cause__, elastic)
             raise
         else:
@@ -190,7 +190,7 @@ def _environment(start_timeout, cooldown_range, reset_limit):
     config_parser.validate_config_args(args)
     env = config_parser.set_env_from_args(dict(os.environ), args)
     # The function may use `import horovod.torch`, like its caller.
-    return as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
+    return job.as_horovod_environment(env) if sys.modules.get("horovod") is sys.modules["bagua_hvd"] else env
 
 
 def _python(executable):
@@ -230,3 +230,110 @@ def _pass_on(interrupted):
     if interrupted.signum == signal.SIGINT:
         raise KeyboardInterrupt
     raise RuntimeError(str(interrupted))
+
+
+# ---- the ranks' functions and results ----------------------------------------------------------------------------
+
+def pickled(python: str | None, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """The bytes that follow a function_task.Function.
+
+    Args:
+        python: the Python of the ranks.
+    Raises:
+        Exceptions of cloudpickle: the function or its arguments cannot be pickled.
+    """
+    # In these folders another Python would find packages built for this one.
+    path = [entry for entry in sys.path if isinstance(entry, str)] if python == sys.executable else None
+    return pickle.dumps(path) + cloudpickle.dumps((func, args, kwargs))
+
+
+class FunctionServer(Server):
+    """Sends the function to the ranks, and receives their results. They connect to this process, and prove that they
+    know the job's secret, which is in their environment.
+
+    The connections also show which rank failed first: not every mpirun ends a job when a process dies without having
+    called MPI.
+
+        rank to server    hello (its rank; in an elastic job its number), later result (rank, nbytes) or error (nbytes);
+                          the pickled result or the text follows. The server then closes the connection
+        server to rank    function (nbytes; the result of pickled() follows)
+
+    Args:
+        secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
+    Attributes:
+        secret_key, host: see Args.
+        failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
+        unfinished: number of ranks that have not sent everything.
+    """
+
+    def __init__(self, secret_key: bytes, function: bytes, host: str) -> None:
+        self.secret_key = secret_key
+        self.host = host
+        self.failures: list[tuple[int, str | None]] = []
+        self.unfinished = 0
+        self._results: dict[int, bytes] = {}        # by rank
+        self._failed_at: float | None = None
+        self._function = function
+        super().__init__(base64.b64decode(secret_key), host, "function server")
+
+    def command(self, python: str, addresses: Iterable[str] = ()) -> list[str]:
+        """The arguments of a rank's process. addresses: of this host; none: that of the rendezvous."""
+        return [python, "-m", "bagua_hvd.runner.function_task", f"{','.join(addresses)}:{self.port}"]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Talks to one rank."""
+        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello)
+        await self.serve_rank(said.worker, reader, writer)
+
+    async def serve_rank(self, worker: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Talks to one rank after its hello."""
+        self.unfinished += 1
+        try:
+            writer.write(channel.encode(Function(len(self._function))))
+            writer.write(self._function)
+            await writer.drain()
+            said = channel.decode(await reader.readline(), Result, Error)
+            content = await reader.readexactly(said.nbytes)
+            if isinstance(said, Result):
+                self._results[said.rank] = content
+            else:
+                self.fail(worker, content.decode(errors="replace"))
+        except (OSError, EOFError, ValueError):
+            self.fail(worker, None)
+        finally:
+            self.unfinished -= 1
+
+    def fail(self, worker: int, text: str | None) -> None:
+        """Records a rank's failure; see `failures`."""
+        self.failures.append((worker, text))
+        self._failed_at = self._failed_at or time.monotonic()
+
+    def failed_for(self, seconds: float) -> bool:
+        """Whether the first failure is at least `seconds` old."""
+        return self._failed_at is not None and time.monotonic() > self._failed_at + seconds
+
+    def explained(self, error: job.WorkerFailed, own: bool = False) -> job.WorkerFailed:
+        """The WorkerFailed with the text of the rank that was the first to report an error.
+
+        It may not be the first to end: its exit handlers take time, and a collective fails the others meanwhile. A
+        process that ended without a report had no such delay: it stays the first.
+
+        Args:
+            own: it stays the first in any case, as in an elastic job, whose workers survive errors of the others.
+        """
+        texts = {worker: text for worker, text in self.failures if text is not None}
+        if error.process not in texts:
+            return error
+        rank, text = (error.rank, texts[error.process]) if own else next(iter(texts.items()))
+        return job.WorkerFailed(rank, error.exit_code if rank == error.rank else 1, f"\n\nRank {rank}: {text}")
+
+    def result(self, rank: int) -> Any:
+        """The function's result on that rank. RuntimeError: none has arrived, or it cannot be unpickled."""
+        if rank not in self._results:
+            raise RuntimeError(f"Process name: {rank}, Exit code: 0: the process ended before the function returned, "
+                               "so there is no result")
+        try:
+            return pickle.loads(self._results.pop(rank))
+        except Exception as error:
+            raise RuntimeError(f"the result of rank {rank} cannot be unpickled: {type(error).__name__}: {error}"
+                               ) from error

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bagua_hvd.runner.output import Console, Sink
-from bagua_hvd.runner.spawner import AnyProcess, AnySpawner, LocalSpawner, Task
+from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
 
 _Result = TypeVar("_Result")
 
@@ -84,12 +84,12 @@ class Supervisor:
     """
 
     def __init__(self, console: Console, should_stop: Callable[[], bool] | None = None, handle_signals: bool = True,
-                 report_failures: bool = True, spawner: AnySpawner | None = None,
+                 report_failures: bool = True, spawner: Spawner | None = None,
                  on_exit: Callable[[AnyProcess, int], object] | None = None, survivors_seconds: float = 0,
                  find_cause: Callable[[list[Any]], Any] | None = None,
                  on_end: Callable[[Any, int], object] | None = None) -> None:
         self._console = console
-        self._spawner = spawner or LocalSpawner()
+        self._spawner = spawner or Spawner()
         self._owns_spawner = spawner is None
         self._on_exit = on_exit
         self._on_end = on_end
@@ -293,6 +293,11 @@ class Supervisor:
         self._forward(running.forwarders[fd].feed, data)
         return True
 
+    def _drain(self, running, until):
+        for fd in list(running.forwarders):
+            while self._read(running, fd) and time.monotonic() < until:
+                pass
+
     def _forward(self, forward, *args):
         try:
             forward(*args)
@@ -315,11 +320,9 @@ class Supervisor:
                 running.kill_at = None
                 running.process.signal(signal.SIGKILL)
             if running.drain_until is not None and time.monotonic() >= running.drain_until:
+                self._drain(running, running.drain_until + _DRAIN_SECONDS)
                 for fd in list(running.forwarders):
-                    while self._read(running, fd) and time.monotonic() < running.drain_until + _DRAIN_SECONDS:
-                        pass
-                    if fd in running.forwarders:
-                        self._close(running, fd)
+                    self._close(running, fd)
         if ended := [running for running in self._running if running.done]:
             self._ended += ended
             self._running = [running for running in self._running if not running.done]
@@ -340,9 +343,7 @@ class Supervisor:
         if self._on_exit is None and not (code and self._kill_at is None):
             return
         # Its last output must precede the message about it.
-        for fd in list(running.forwarders):
-            while self._read(running, fd) and time.monotonic() < running.drain_until:
-                pass
+        self._drain(running, running.drain_until)
         if self._on_exit is not None:
             self._on_exit(running.process, code)
         else:

@@ -1,8 +1,7 @@
 """bagua_hvd on Spark, under Horovod's paths: run(), estimators for torch, Keras and Lightning, their store.
 docs/spark.md.
 
-    runner.py       run(): the driver's side
-    task.py         a task of its barrier stage, which starts a rank
+    runner.py       run(): the driver's side, and a task of its barrier stage, which starts a rank
     common/         shared by the estimators: parameters, store, reading and writing Parquet, models for Spark
     torch, keras, lightning     TorchEstimator, KerasEstimator, TorchEstimator
 """

@@ -1,36 +1,49 @@
-"""run(): calls a function on every rank of a job whose ranks Spark starts in a barrier stage; the driver's side.
+"""run(): calls a function on every rank of a job whose ranks Spark starts in a barrier stage.
 
-The driver hosts the rendezvous, and a server (runner/function_server.py) that sends the ranks the function and receives
+The driver hosts the rendezvous, and a server (runner/run_function.py) that sends the ranks the function and receives
 results. A task never fails when its rank does, because Spark would repeat the whole stage. Instead the task reports the
 failure to the server, the other ranks have a grace period to end by themselves, and when the server closes, remaining
 ranks are killed.
+
+A task of the stage agrees with the others on the ranks, and starts its rank as a process: Spark reuses its Python
+workers, and frameworks cannot be started twice. Three connections lead to the driver: two carry the output of the
+process; the third carries its exit code. When the driver closes that one, the process is killed with its descendants.
 """
+import asyncio
 import base64
+import json
 import os
 import re
+import socket
+import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyspark
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.channel import Hello, make_secret_key
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.probe import interface_names
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
+from bagua_hvd.job.server import EVERY_INTERFACE, HANDSHAKE_SECONDS
+from bagua_hvd.runner.common.util.hosts import SlotInfo, slots_on
 from bagua_hvd.runner.common.util.timeout import TimeoutException
-from bagua_hvd.runner.function_server import FunctionServer, pickled
-from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment
+from bagua_hvd.runner.job import WorkerFailed, as_horovod_environment, worker_environment
 from bagua_hvd.runner.output import Console, LineForwarder, TextStream
-from bagua_hvd.spark.task import Begin, Ended, Job, Output, Task, run_task
+from bagua_hvd.runner.processes import kill_sessions
+from bagua_hvd.runner.run_function import FunctionServer, pickled
 
 _POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 30       # of a task to the driver
+_NOT_FOUND = 127            # the shell's exit code
 _ARRIVAL_SECONDS = 5        # time for messages of ended ranks to arrive, for each piece
 _END_SECONDS = 20           # time for Spark's tasks to end
 _NOTICE_SECONDS = 10        # until a message says what the job waits for
@@ -103,6 +116,55 @@ def run_elastic(*args: Any, **kwargs: Any) -> list[Any]:
         "together; use bagua_hvd.spark.run with checkpoints, or an elastic job by baguarun --host-discovery-script")
 
 
+@dataclass(frozen=True)
+class Task:
+    """First message of a task. worker: its rank."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """The rank's output to "stdout" or "stderr" follows, until its end."""
+
+    worker: int
+    stream: str
+
+
+@dataclass(frozen=True)
+class Begin:
+    """To a task: start the process. If the driver closes the connection instead, the process must be killed."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A task's process has ended. reason: it could not be started."""
+
+    exit_code: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Data for a task.
+
+    Attributes:
+        address: of the driver. server_port, rendezvous_port: there. secret_key: base64 bytes.
+        env: of the ranks, in addition to the task's own environment. path: the driver's sys.path.
+        executable: the Python of the ranks; None: the task's.
+        interfaces: names separated by commas; "": those towards the driver.
+    """
+
+    address: str
+    server_port: int
+    rendezvous_port: int
+    secret_key: bytes
+    env: dict[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    executable: str | None = None
+    interfaces: str = ""
+
+
 class _SparkFunctionServer(FunctionServer):
     """A server that also talks to tasks.
 
@@ -127,29 +189,30 @@ class _SparkFunctionServer(FunctionServer):
         self.last_output = 0.0
         super().__init__(secret_key, function, host)
 
-    opening_messages = (Hello, Task, Output)
-
     async def serve(self, reader, writer):
         self._writers.add(writer)
         try:
-            await super().serve(reader, writer)
+            line = await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS)
+            said = channel.decode(line, Hello, Task, Output)
+            if isinstance(said, Hello):
+                await self.serve_rank(said.worker, reader, writer)
+            elif isinstance(said, Task):
+                await self._watch_task(said.worker, reader, writer)
+            elif said.stream in ("stdout", "stderr"):
+                self._writers.discard(writer)
+                await self._print(LineForwarder(self._console, said.worker, said.stream, self._timestamp), reader)
         finally:
             self._writers.discard(writer)
 
-    async def serve_other(self, said, reader, writer):
-        if isinstance(said, Task):
-            await self._watch_task(said.worker, reader, writer)
-        elif said.stream in ("stdout", "stderr"):
-            forwarder = LineForwarder(self._console, said.worker, said.stream, self._timestamp)
-            self._writers.discard(writer)
-            self.printing += 1
-            try:
-                while data := await reader.read(1 << 16):
-                    forwarder.feed(data)
-                    self.last_output = time.monotonic()
-            finally:
-                self.printing -= 1
-                forwarder.close()
+    async def _print(self, forwarder, reader):
+        self.printing += 1
+        try:
+            while data := await reader.read(1 << 16):
+                forwarder.feed(data)
+                self.last_output = time.monotonic()
+        finally:
+            self.printing -= 1
+            forwarder.close()
 
     def end(self):
         """Closes all connections but output streams: the tasks kill remaining ranks, which ends the streams."""
@@ -239,3 +302,81 @@ class _Stage:
         if self._thread.is_alive():
             self._context.cancelJobGroup(self._group)
             self._thread.join(_END_SECONDS)
+
+
+def places(hosts_of: Sequence[str]) -> tuple[list[int], list[SlotInfo]]:
+    """Ranks of the partitions, and SlotInfos of the ranks. The ranks of a host are consecutive.
+
+    Args:
+        hosts_of: the host of each partition.
+    """
+    hosts = list(dict.fromkeys(hosts_of))
+    order = sorted(range(len(hosts_of)), key=lambda partition: hosts.index(hosts_of[partition]))
+    return [order.index(partition) for partition in range(len(hosts_of))], slots_on([hosts_of[i] for i in order])
+
+
+def run_task(job: Job, context: Any) -> tuple[int, int]:
+    """Starts the rank and waits for its end; returns (rank, exit code). context: the BarrierTaskContext.
+
+    Raises:
+        RuntimeError: the driver has ended the job, or Spark retries the stage.
+        OSError: the driver cannot be reached.
+    """
+    gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
+    gathered = [json.loads(text) for text in context.allGather(json.dumps([host_hash(), gpus]))]
+    ranks, slots = places([host for host, _ in gathered])
+    slot = slots[ranks[context.partitionId()]]
+    env = worker_environment({**os.environ, **job.env}, slot, job.address, job.rendezvous_port, job.secret_key,
+                             job.interfaces)
+    env["PYTHONPATH"] = os.pathsep.join([*sys.path, *(path for path in job.path if os.path.isdir(path))])
+    if gpus:        # those of all ranks on the host, in rank order: a rank uses the one of its local rank
+        by_rank = sorted(range(len(gathered)), key=ranks.__getitem__)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(
+            gpu for i in by_rank if gathered[i][0] == slot.hostname for gpu in gathered[i][1]))
+    return slot.rank, _run(job, slot.rank, env)
+
+
+def _run(job, rank, env):
+    def connect(hello):
+        connection = channel.Connection(job.address, job.server_port, base64.b64decode(job.secret_key),
+                                        _CONNECT_SECONDS)
+        connection.send(hello)
+        return connection
+
+    task = connect(Task(rank))
+    if task.receive(Begin) is None:
+        raise RuntimeError("the driver has ended the job; Spark may have lost an executor, with ranks on it")
+    stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
+    command = [job.executable or sys.executable, "-m", "bagua_hvd.runner.function_task", f":{job.server_port}"]
+    try:
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
+                                   stderr=stderr.fileno(), start_new_session=True)
+    except OSError as error:
+        ended = Ended(_NOT_FOUND, f"{socket.gethostname()} cannot run {command[0]}: {error.strerror}")
+    else:
+        ended = Ended(_wait(process, task))
+    for connection in (stdout, stderr):
+        connection.close()
+    with suppress(OSError):     # the driver has closed the connection
+        task.send(ended)
+    task.close()
+    return ended.exit_code
+
+
+def _wait(process, task):
+    """Waits for the exit code. Kills the process when the driver closes the connection."""
+    ended = threading.Event()
+    watch = threading.Thread(target=_kill_with_driver, args=(task, process.pid, ended), daemon=True)
+    watch.start()
+    try:
+        status = process.wait()
+    finally:
+        ended.set()
+        kill_sessions({process.pid})        # its background processes, and itself if Spark interrupts this task
+    return status if status >= 0 else 128 - status
+
+
+def _kill_with_driver(task, session, ended):
+    task.receive()      # the driver sends nothing here, so it has ended the job
+    if not ended.is_set():
+        kill_sessions({session})

@@ -1,4 +1,5 @@
 """The network between the ranks: measured by a few allreduces, described by the parameters of the core's simulator.
+With it are measured the speeds of codecs, and the available memory.
 
 The rate follows from the difference in time between the largest allreduce and the next one. So it includes copying and
 adding, but not how often ranks wait for each other: an allreduce that is repeated at once takes a hop less on some
@@ -7,20 +8,23 @@ paths, since the first rank to end has already requested the next one. The ranks
 import os
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from time import perf_counter_ns
 from typing import NamedTuple
 
 import numpy as np
 
+from bagua_hvd.codecs import Codec
 from bagua_hvd.collectives.facts import extremes
 from bagua_hvd.core import native
-from bagua_hvd.core.simulator import Network, allreduces
+from bagua_hvd.core.context import Network
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.tuning.cost import Ranks
-from bagua_hvd.tuning.memory import UNKNOWN_MIB, available_mib
 
 SIZES = 32 << 10, 256 << 10, 2 << 20, 8 << 20       # bytes of the allreduces that determine the rate
 MOST_US = 1_500_000                         # limit of all allreduces: skips a larger size that would exceed it
@@ -29,6 +33,29 @@ NOISE = 0.02                                # of the largest one's time: precisi
 _FASTEST = 1e12                             # bytes a second: the rate of a time too short to measure
 _NEARER, _FARTHEST = 4, 4.0                 # iterations that refine a rate, and their largest factor
 _SMALL_BYTES = 4
+_SAMPLE = 1 << 16                           # elements that a codec's speed is measured with
+_TIMES = 5                                  # measurements of it, of which the median counts
+UNKNOWN_MIB = 2**31 - 2
+_MEMINFO, _LIMIT, _USED = (Path(path) for path in (
+    "/proc/meminfo", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"))
+
+
+def allreduces(hosts: int, nbytes: Sequence[int], network: Network) -> list[float]:
+    """Predicts the time in seconds at which each host finishes float32 allreduces of `nbytes` bytes, posted together.
+
+    Each host has one rank and one line. The core simulates all ranks' schedules (native/simulation). Times include
+    negotiation, in one message.
+
+    Raises:
+        ValueError: a value out of range. HorovodInternalError: more steps than the simulator takes (a ring of more
+            than 1,000 hosts), or no memory.
+    """
+    seconds = native.ffi.new("double[]", hosts)
+    posted = native.ffi.new("struct bhvd_simulated[]", [
+        {"kind": native.ALLREDUCE, "dtype": native.FLOAT32, "nbytes": each} for each in nbytes])
+    lines = native.ffi.new("struct bhvd_network *", {**network._asdict(), "slow_rank": -1})
+    native.call(native.lib.bhvd_simulate, hosts, native.ffi.NULL, posted, len(nbytes), True, lines, seconds)
+    return list(seconds)
 
 
 class Measured(NamedTuple):
@@ -140,3 +167,41 @@ def measure(name: str, group: ProcessSet, speeds: Sequence[tuple[int, int]]) -> 
     spent, crowds, used, *ps = numbers
     return Measured(ranks, small, *points[-1], tuple(ps[:len(speeds)]), tuple(ps[len(speeds):]), spent, crowds > 1,
                     *points[-2], UNKNOWN_MIB - used)
+
+
+def _ps(codec: Codec) -> tuple[int, int]:
+    values = np.random.default_rng(0).standard_normal(_SAMPLE).astype(np.float32)
+    encoding, decoding = [], []
+    for _ in range(_TIMES):
+        began = perf_counter_ns()
+        code = codec.encode(values)
+        between = perf_counter_ns()
+        codec.decode(code, values.dtype, _SAMPLE)
+        encoding.append(between - began)
+        decoding.append(perf_counter_ns() - between)
+    return tuple(round(statistics.median(taken) * 1000 / _SAMPLE) for taken in (encoding, decoding))  # type: ignore
+
+
+def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures.
+
+    It measures while this process computes, as in training.
+    """
+    pool = ThreadPoolExecutor(1, "codecs' speeds")
+    found = pool.submit(lambda: [_ps(codec) for codec in codecs])
+    pool.shutdown(wait=False)
+    return found
+
+
+def available_mib() -> int:
+    """MiB that are available without swapping, according to the kernel, and within the container's limit.
+
+    No plan is chosen whose state would not fit.
+    """
+    found = [UNKNOWN_MIB]
+    with suppress(OSError, KeyError, ValueError):
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) >> 10)
+    with suppress(OSError, ValueError):         # no container, or one without a limit: "max"
+        found.append(max(0, int(_LIMIT.read_text()) - int(_USED.read_text())) >> 20)
+    return min(found)

@@ -15,7 +15,7 @@ from bagua_hvd import codecs
 from bagua_hvd.algorithms import DiLoCo
 from bagua_hvd.algorithms.fragments import outer_step
 from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumServer, _Link
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.server import join_address
 from diloco import whole_diloco
 from launcher import ROOT, wait_until
 from ports import has_ipv6

@@ -12,8 +12,15 @@ pytestmark = pytest.mark.timeout(240)
 
 from bagua_hvd.bench import __main__ as bench  # noqa: E402
 from bagua_hvd.bench import report  # noqa: E402
-from bagua_hvd.bench.rank import OPS, Case, Checker, cases, plan, resnet50_counts  # noqa: E402
-from bagua_hvd.bench.results import WrongResult  # noqa: E402
+from bagua_hvd.bench.rank import (  # noqa: E402
+    OPS,
+    Case,
+    Checker,
+    WrongResult,  # noqa: E402
+    cases,
+    plan,
+    resnet50_counts,
+)
 from bagua_hvd.bench.rounds import slowest  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

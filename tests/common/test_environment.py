@@ -8,7 +8,7 @@ import pytest
 
 from bagua_hvd.job import probe
 from bagua_hvd.job.environment import local_address_towards, read_options
-from bagua_hvd.job.ports import join_address, listen, split_address
+from bagua_hvd.job.server import join_address, listen, split_address
 
 JOB = {
     "HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2",

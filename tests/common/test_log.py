@@ -8,7 +8,7 @@ import pytest
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.core import log, variables
-from bagua_hvd.job import records
+from bagua_hvd.core.context import Listener
 from ranks import printed
 
 pytestmark = pytest.mark.timeout(120)
@@ -97,7 +97,7 @@ def test_a_handler_that_fails_does_not_end_the_log(monkeypatch, capsys):
     monkeypatch.setattr(log.logger, "handlers", [Failing()])
     context = SimpleNamespace(records=lambda: iter([(logging.WARNING, "stall.c", 1, "first"),
                                                     (logging.WARNING, "stall.c", 2, "second")]))
-    listener = records.Listener(context, steps=lambda: 0)
+    listener = Listener(context, steps=lambda: 0)
     listener.close()
     assert Failing.texts == ["first", "second"]
     assert "KeyError: 'first'" in capsys.readouterr().err

@@ -1,12 +1,13 @@
 """A received message equals the dataclass that was sent, or raises an error."""
+import json
 from dataclasses import dataclass, field
 
 import pytest
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable
-from bagua_hvd.job.engines.join import _parse_rendezvous_info
-from bagua_hvd.job.messages import Hello, fill, name_of, received
+from bagua_hvd.job.channel import Hello, fill, name_of
+from bagua_hvd.job.engines import ExchangeUnavailable
+from bagua_hvd.job.join import _parse_rendezvous_info
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class ManyThings:
 
 WHOLE = ManyThings(1, True, None, ["a"], {"b": None, "c": "d"})
 CONTENT = {"type": "many_things", **vars(WHOLE)}
+
+
+def received(content, *kinds):
+    return channel.decode(json.dumps(content).encode() + b"\n", *kinds)
 
 
 def test_there_and_back():

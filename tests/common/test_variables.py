@@ -46,7 +46,7 @@ def keys_read(path):
 
 # Here the name is itself a variable: names of other engines and of the loader, two of Horovod's functions, and the
 # environment in benchmark reports.
-ANY_NAME = {"job/engines/detect.py", "job/engines/mpi_library.py", "job/env.py", "runner/processes.py",
+ANY_NAME = {"job/engines.py", "job/environment.py", "runner/processes.py",
             "common/util.py", "bench/report.py"}
 
 

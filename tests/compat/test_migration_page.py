@@ -21,7 +21,7 @@ def _is_read(variable):
     """Whether it has an effect, by the table (checked by tests/common/test_variables.py) or as an engine's variable."""
     if variable in TABLE:
         return TABLE[variable].setter in ("user", "baguarun")
-    return bool(_mentions(variable, [PACKAGE / "job" / "env.py", *(PACKAGE / "job" / "engines").glob("*.py")]))
+    return bool(_mentions(variable, [PACKAGE / "job" / "environment.py", PACKAGE / "job" / "engines.py"]))
 
 
 def test_absent_names_are_rare_ones_of_the_table():

@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from bagua_hvd.core import device_kernels, native
-from bagua_hvd.core.device import KERNELS
+from bagua_hvd.core import native
+from bagua_hvd.core.device import KERNELS, Kernels
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.util import in_window
 from device_arrays import FakePlacement, emulation, fake_cuda, open_device, own_device
@@ -175,7 +175,7 @@ def _reporting(run, failures):
 
 
 class _CuPy(types.ModuleType):
-    """The part of CuPy that device_kernels uses, with its rule: a kernel belongs to the device of its first use."""
+    """The part of CuPy that bagua_hvd uses, with its rule: a kernel belongs to the device of its first use."""
 
     class Device:
         current = [0]
@@ -216,7 +216,7 @@ def test_kernels_belong_to_the_gpu_of_the_tensor(monkeypatch, tmp_path):
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     devices = [open_device(index) for index in (3, 4)]
     for one in devices:
-        kernels = device_kernels.Kernels(one.index)
+        kernels = Kernels(one.index)
         one.set_kernels({name: kernels.handle(name) for name in KERNELS}, kernels)
     at = [FakePlacement(one) for one in devices]
     with World(2, "shm") as world:
@@ -233,7 +233,7 @@ def test_kernels_are_compiled_once_for_a_host(monkeypatch, tmp_path):
     """One rank of a host compiles, and the others load the result if the folder for it is writable."""
     monkeypatch.setitem(sys.modules, "cupy", cupy := _CuPy())
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kept"))
-    ranks = [threading.Thread(target=device_kernels.Kernels, args=(0,)) for _ in range(3)]
+    ranks = [threading.Thread(target=Kernels, args=(0,)) for _ in range(3)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -242,7 +242,7 @@ def test_kernels_are_compiled_once_for_a_host(monkeypatch, tmp_path):
     assert len(list((tmp_path / "kept").glob("*.cubin"))) == 1
     monkeypatch.setenv("CUPY_CACHE_DIR", "/dev/null/no folder")
     for _ in range(2):
-        device_kernels.Kernels(0)
+        Kernels(0)
     assert cupy.compiled == 3
 
 

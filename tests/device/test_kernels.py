@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import nvrtc
-from bagua_hvd.core import device_kernels, native
-from bagua_hvd.core.device_kernels import SOURCE
+from bagua_hvd.core import native
+from bagua_hvd.core.device import SOURCE, Kernels
 from bagua_hvd.core.native import ffi, lib
 from device_arrays import ROOT, emulation, missing_kernels
 from kernel_launches import CODED, FIRST, KINDS, SEED, TYPES, Cut, kernel_of, launch_encode, option_of, values
@@ -79,7 +79,7 @@ def launch_on_gpu(name, blocks, threads, *arguments):
 
 @functools.cache
 def gpu_kernels():
-    return device_kernels.Kernels(0)
+    return Kernels(0)
 
 
 @pytest.fixture(params=["emulation", "gpu"])

@@ -10,7 +10,7 @@ from torch import nn
 
 import bagua_hvd.torch as hvd
 from bagua_hvd.tuning import tuner
-from bagua_hvd.tuning.window import Window
+from bagua_hvd.tuning.predict import Window
 
 PLAN = "float16"
 

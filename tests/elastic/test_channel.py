@@ -12,6 +12,7 @@ import pytest
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel, elastic_worker
+from bagua_hvd.job.channel import Hello, HelloAgain
 from bagua_hvd.job.elastic_worker import (
     WORKER_SAYS,
     Assignment,
@@ -24,8 +25,7 @@ from bagua_hvd.job.elastic_worker import (
     RemovedFromJob,
     Synced,
 )
-from bagua_hvd.job.messages import Hello, HelloAgain
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import Service
 from launcher import ROOT
 
 SECRET = b"s" * 32
@@ -85,7 +85,7 @@ def test_messages(service):
 
 @pytest.mark.parametrize(("cause", "silent"), [("silent", 2), ("ended", None), ("timeout", None), (None, None)])
 def test_who_was_silent(monkeypatch, cause, silent):
-    monkeypatch.setattr(elastic_worker, "worker", elastic_worker._Worker())
+    monkeypatch.setattr(elastic_worker.worker, "silent", None)
     with pytest.raises(HorovodInternalError) as raised:
         native.raise_failure(native.Failure(native.ERR_PEER_LOST, "rank 5 was lost: nothing came from it", 2, cause))
     elastic_worker.failed(raised.value)
@@ -216,8 +216,8 @@ HOST = """
 import sys, time
 from bagua_hvd.job import channel
 from bagua_hvd.job.elastic_worker import WORKER_SAYS, Synced
-from bagua_hvd.job.messages import Hello
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.channel import Hello
+from bagua_hvd.job.server import Service
 if sys.argv[1] == "driver":
     with Service(b"s" * 32, lambda *event: print(*event[:2], flush=True), WORKER_SAYS, "10.0.0.1") as service:
         print(service.port, flush=True)

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from bagua_hvd.runner.elastic import run
+from bagua_hvd.runner.elastic import discovery as discovery_module
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
-from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscoveryScript, HostManager, searched
 from bagua_hvd.runner.elastic.placement import assign, fit
 from launcher import wait_until
 
@@ -131,27 +131,27 @@ def test_a_script_serves_one_job_after_the_other(tmp_path):
     for _ in range(2):
         assert discovery.find_available_hosts_and_slots() == {"a": 1}
         found = threading.Event()
-        with run.Search(discovery, lambda hosts, found=found: found.set(), print):
+        with searched(discovery, lambda hosts, found=found: found.set(), print):
             assert found.wait(60)
 
 
 def test_a_search_closes_its_discovery_once(monkeypatch):
     discovery, closed = FixedHosts({"a": 1}), []
     monkeypatch.setattr(discovery, "close", lambda: closed.append(None))
-    with run.Search(discovery, print, print):
+    with searched(discovery, print, print):
         pass
     assert len(closed) == 1
 
 
 def test_a_search_that_begins_at_the_end_of_the_job_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "_DISCOVERY_SECONDS", 0)
+    monkeypatch.setattr(discovery_module, "_DISCOVERY_SECONDS", 0)
     discovery = HostDiscoveryScript(script(tmp_path, "exec sleep 600"))
     find, close, closed = discovery.find_available_hosts_and_slots, discovery.close, threading.Event()
     monkeypatch.setattr(discovery, "find_available_hosts_and_slots", lambda: closed.wait() and find())
     monkeypatch.setattr(discovery, "close", lambda: (close(), closed.set()))
-    with run.Search(discovery, print, print) as search:
+    with searched(discovery, print, print) as search:
         pass
-    assert not search._thread.is_alive()
+    assert not search.is_alive()
 
 
 def test_fit_prefers_old_workers():

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import bagua_hvd
+from bagua_hvd.job.channel import name_of
 from bagua_hvd.job.elastic_worker import Assignment, HostUpdateResult, Ping
-from bagua_hvd.job.messages import name_of
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostManager
 from bagua_hvd.runner.elastic.driver import NO_HOSTS_LEFT, ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
@@ -15,7 +15,7 @@ from bagua_hvd.runner.job import WorkerFailed
 from bagua_hvd.runner.ssh.network import NoRoute
 
 
-@pytest.mark.parametrize("file", ["runner/elastic/crew.py", "ray/elastic.py"])
+@pytest.mark.parametrize("file", ["runner/elastic/run.py", "ray/elastic.py"])
 def test_every_crew_does_what_the_driver_asks(file):
     """Without an import: Ray need not be installed."""
     package = Path(bagua_hvd.__file__).parent

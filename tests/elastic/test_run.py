@@ -8,7 +8,6 @@ import pytest
 
 import bagua_hvd
 from bagua_hvd.runner.elastic import run
-from bagua_hvd.runner.elastic.crew import Crew
 from bagua_hvd.runner.job import WorkerFailed
 
 
@@ -77,7 +76,7 @@ def work_and_say(folder):
 def test_the_output_of_an_ended_worker_is_forgotten(tmp_path, monkeypatch):
     crews = []
 
-    class Kept(Crew):
+    class Kept(run.Crew):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             crews.append(self)

@@ -1,4 +1,4 @@
-"""Python's parsers of foreign input: host files, host lists, configuration files, the elastic channel, ssh frames.
+"""Python's parsers of foreign input: host files, host lists, configuration files, the elastic channel, ssh agent.
 
 Each input is accepted, or rejected with a ValueError and no other exception; a worker never waits forever.
 """
@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bagua_hvd.job import channel, elastic_worker
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.rendezvous import Register
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
-from bagua_hvd.runner.ssh import frames
+from bagua_hvd.runner.ssh import agent
 
 # `make fuzz` sets FUZZ_SECONDS: then there are many examples.
 LONG = "FUZZ_SECONDS" in os.environ
@@ -175,7 +175,7 @@ def test_the_service_takes_whatever_a_worker_says(service, said):
 @example([b"\x21\0\0\0\1\xff\xff\xff\xff"], False)
 @example([b"\x63\0\0\0\1\0\0\0\0"], False)
 def test_frames_of_ssh(pieces, after_magic):
-    reader = frames.Reader(after_magic)
+    reader = agent.Reader(after_magic)
     for piece in pieces:
         for kind, number, payload in refused_or(reader.feed, piece) or []:
-            assert isinstance(kind, frames.Kind) and 0 <= number < 1 << 32 and isinstance(payload, bytes)
+            assert isinstance(kind, agent.Kind) and 0 <= number < 1 << 32 and isinstance(payload, bytes)

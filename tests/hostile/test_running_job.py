@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import attacks
-from bagua_hvd.job import channel, messages
+from bagua_hvd.job import channel
 from bagua_hvd.job.rendezvous import Register
 from elastic_job import ElasticJob
 from launcher import wait_until
@@ -45,7 +45,7 @@ def attack(address, secret, proven_says):
                 assert attacks.heard(connection) == b""
 
 
-NONSENSE = [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n", b"\xff" * 28 + b"\n", channel.encode(messages.Hello(99)),
+NONSENSE = [b"[" * 60_000 + b"\n", b"{" * 100_000, b"[1]\n", b"\xff" * 28 + b"\n", channel.encode(channel.Hello(99)),
             *(channel.encode(Register("nope", 0, size, "?", 1.0, 1.0)) for size in (2, 1 << 31))]
 
 

@@ -1,4 +1,5 @@
 """Attacks the ports that ranks open until all are connected, while some ranks wait for others."""
+import base64
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import attacks
-from bagua_hvd.job.probe import Target, reachable
+from bagua_hvd.job.probe import Requests
 from bagua_hvd.job.rendezvous import Rendezvous
 from launcher import wait_until
 from ranks import job_environment
@@ -74,13 +75,13 @@ def test_ranks_find_each_other_behind_a_thousand_strangers(make_ranks, tmp_path,
 
 
 def test_the_probe_of_addresses_answers_behind_strangers():
-    target = Target("far1", b"k" * 32)
-    address = ("127.0.0.1", target.port)
+    requests, key, other = Requests(), *(base64.b64encode(letter * 32).decode() for letter in (b"k", b"l"))
+    address = ("127.0.0.1", requests.listen("far1", key, None, [0])["port"])
     try:
         with attacks.idle(address, 300), attacks.idle(address, 20, b"slow"):
             attacks.scan(address, 50)
             wanted = [["far1", *address]]
-            assert reachable(wanted, b"k" * 32) == wanted
-            assert reachable(wanted, b"l" * 32) == [] and reachable([["far2", *address]], b"k" * 32) == []
+            assert requests.reachable(wanted, key, 60) == wanted
+            assert requests.reachable(wanted, other, 60) == requests.reachable([["far2", *address]], key, 60) == []
     finally:
-        target.close()
+        requests.close()

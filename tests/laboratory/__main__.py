@@ -99,7 +99,7 @@ def _run_negotiation(options):
     found, others = [], {}
     for ranks in options.negotiation:
         options.np = ranks
-        with rounds.OthersCpu() as cpu:
+        with rounds.others_cpu() as cpu:
             results = [rounds.run_round("bagua", options, program=negotiation.__name__) for _ in range(options.rounds)]
         others[f"{ranks} ranks"] = [cpu.used]
         found += negotiation.rows(ranks, results)
@@ -111,7 +111,7 @@ def _run_negotiation(options):
 
 
 def _run_ceiling(options, environment, where):
-    with rounds.OthersCpu() as cpu:
+    with rounds.others_cpu() as cpu:
         lines = ceiling.measure(where)
     if options.record:
         collectives.record_ceiling(options, environment, lines, cpu.used)

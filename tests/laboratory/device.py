@@ -15,7 +15,7 @@ import numpy as np
 from bagua_hvd.bench import report
 from bagua_hvd.bench.__main__ import job_rank, job_size
 from bagua_hvd.bench.rank import human_nbytes, resnet50_counts
-from bagua_hvd.core import device, device_kernels, native
+from bagua_hvd.core import device, native
 from bagua_hvd.core.native import ffi, lib
 from tests.laboratory import records
 
@@ -34,7 +34,7 @@ def missing():
     _, count, reason = device.cuda_facts()
     if not count:
         return reason or "the driver finds no GPU"
-    return "" if device_kernels.available() else "CuPy is not installed: pip install 'bagua_hvd[cuda13]' (or [cuda12])"
+    return "" if device.cupy_is_installed() else "CuPy is not installed: pip install 'bagua_hvd[cuda13]' (or [cuda12])"
 
 
 def _times(run):
@@ -178,7 +178,7 @@ def _copy_times():
 
 def measure_kernels():
     """Prints a table; returns samples for a record."""
-    kernels, table = device_kernels.Kernels(0), _Table()
+    kernels, table = device.Kernels(0), _Table()
     table.line(COPY, 2 * NBYTES, _copy_times())
     _measure_codec(table, kernels, "minmax_uint8", lib.BHVD_CODEC_MINMAX_UINT8, PER_SEGMENT)
     _measure_codec(table, kernels, "sign", lib.BHVD_CODEC_SIGN, PER_SEGMENT // 2)

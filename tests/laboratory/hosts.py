@@ -18,7 +18,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from bagua_hvd.job.env import get_env_rank_and_size
+from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.job.rendezvous import Rendezvous
 from tests.laboratory.network import Carrier, Link
 

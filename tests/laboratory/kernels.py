@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bagua_hvd.core import device_kernels
+from bagua_hvd.core.device import SOURCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -76,7 +76,7 @@ def _others():
 def _machine_code(nvdisasm):
     """By kernel: (instructions, single-byte loads) for sm_90."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(nvrtc.compiled(device_kernels.SOURCE.read_text(), "sm_90").cubin)
+        file.write(nvrtc.compiled(SOURCE.read_text(), "sm_90").cubin)
         file.flush()
         text = subprocess.run([nvdisasm, "-c", file.name], capture_output=True, text=True, check=True).stdout
     found = {}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bagua_hvd.bench.results import WrongResult, leave
+from bagua_hvd.bench.rank import WrongResult, leave
 from bagua_hvd.core import variables
 
 TENSORS = 500

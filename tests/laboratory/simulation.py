@@ -1,6 +1,6 @@
 """The core's simulator of all ranks' schedules (native/simulation), with all that it can simulate.
 
-bagua_hvd.core.simulator has what the tuner uses of it.
+bagua_hvd.tuning.network has what the tuner uses of it.
 """
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -8,7 +8,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray[
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from bagua_hvd.ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery, elastic  # noqa: E402
-from bagua_hvd.ray.messages import Messages  # noqa: E402
+from bagua_hvd.ray.worker import Messages  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 BATCHES = 30

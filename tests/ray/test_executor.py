@@ -7,7 +7,7 @@ from ray.util.placement_group import placement_group, remove_placement_group  # 
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 
 from bagua_hvd.ray import Coordinator, ElasticRayExecutor, RayExecutor  # noqa: E402
-from bagua_hvd.ray.messages import _cause  # noqa: E402
+from bagua_hvd.ray.worker import _cause  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(600)]
 START_SECONDS = 300         # two ranks that import torch, on a busy machine

@@ -11,8 +11,7 @@ import pytest
 
 from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.common.util.hosts import SlotInfo
-from bagua_hvd.runner.dashboard import Dashboard
-from bagua_hvd.runner.reports import Reports
+from bagua_hvd.runner.reports import Dashboard, Reports
 
 pytest.importorskip("rich")
 pytestmark = pytest.mark.timeout(120)

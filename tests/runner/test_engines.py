@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.job.engines import join
-from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange, folder
-from bagua_hvd.job.engines.join import Membership
+from bagua_hvd.job import join
+from bagua_hvd.job.engines import ExchangeUnavailable, FileExchange, Placement, detect, folder
+from bagua_hvd.job.join import Membership
 from engines import SCRIPT, THREE_ON_ONE_HOST, TORCH_SCRIPT, starter
 from ports import free_port
 
@@ -157,8 +156,8 @@ def test_only_an_srun_with_pmi_starts_mpi(name, monkeypatch):
     monkeypatch.delenv("BAGUA_HVD_EXCHANGE", raising=False)
     if name:
         monkeypatch.setenv(name, "0")
-    monkeypatch.setattr(join, "MpiExchange", lambda placement: "MpiExchange")
-    monkeypatch.setattr(join, "FileExchange", lambda job, one_host: "FileExchange")
+    monkeypatch.setattr(join.engines, "MpiExchange", lambda placement: "MpiExchange")
+    monkeypatch.setattr(join.engines, "FileExchange", lambda job, one_host: "FileExchange")
     assert join._exchange(Placement("slurm", 0, 2, 1, "7.0"), False, 1) == ("MpiExchange" if name else "FileExchange")
 
 

@@ -57,7 +57,8 @@ def test_unequal_slots_on_hosts_other_than_the_launchers(launcher, namespaces):
 
 def test_another_host_is_not_local_where_foreign_addresses_can_be_bound(namespaces):
     """With ip_nonlocal_bind, as on hosts that take over each other's addresses."""
-    code = ("from bagua_hvd.runner.job import is_local; open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); "
+    code = ("from bagua_hvd.runner.common.util.hosts import is_local; "
+            "open('/proc/sys/net/ipv4/ip_nonlocal_bind', 'w').write('1'); "
             "print([is_local(f'10.0.0.{n}') for n in (1, 2, 77)])")
     subprocess.run([*namespaces.enter(0), "ip", "address", "add", "10.0.0.77/24", "dev", "eth0"], check=True)
     command = [*namespaces.enter(0), sys.executable, "-c", code]

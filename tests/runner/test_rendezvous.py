@@ -18,8 +18,8 @@ from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel
 from bagua_hvd.job.environment import Options
-from bagua_hvd.job.ports import listen
 from bagua_hvd.job.rendezvous import Register, Rendezvous, gather_endpoints
+from bagua_hvd.job.server import listen
 from launcher import wait_until
 
 SECRET = b"a secret of tests"

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import bagua_hvd
-from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.runner.function_server import FunctionServer
+from bagua_hvd.job.channel import make_secret_key
+from bagua_hvd.runner.run_function import FunctionServer
 from engines import BIN, open_mpi
 from launcher import MARK, ROOT, processes_of, wait_until
 

@@ -5,10 +5,12 @@ import os
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 
-from bagua_hvd.job import env, host_hash, secret
+from bagua_hvd.job.channel import make_secret_key
+from bagua_hvd.job.environment import get_env_rank_and_size, host_hash
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util import codec, config_parser, safe_shell_exec, timeout
 from bagua_hvd.runner.flags import build_parser
@@ -24,32 +26,32 @@ def environment(monkeypatch):
 
 
 def test_rank_and_size_without_a_launcher(environment):
-    assert env.get_env_rank_and_size() == (0, 1)
+    assert get_env_rank_and_size() == (0, 1)
 
 
 @pytest.mark.parametrize("prefix", ["HOROVOD", "OMPI_COMM_WORLD", "PMI"])
 def test_rank_and_size(environment, prefix):
     environment.setenv(prefix + "_RANK", "3")
     with pytest.raises(RuntimeError, match=f"{prefix}_SIZE is not"):
-        env.get_env_rank_and_size()
+        get_env_rank_and_size()
     environment.setenv(prefix + "_SIZE", "5")
-    assert env.get_env_rank_and_size() == (3, 5)
+    assert get_env_rank_and_size() == (3, 5)
     environment.setenv(prefix + "_SIZE", "five")
     with pytest.raises(ValueError, match="integers"):
-        env.get_env_rank_and_size()
+        get_env_rank_and_size()
 
 
 def test_rank_and_size_prefer_our_launcher(environment):
     for name, value in (("HOROVOD", 1), ("PMI", 2)):
         environment.setenv(name + "_RANK", str(value))
         environment.setenv(name + "_SIZE", "7")
-    assert env.get_env_rank_and_size() == (1, 7)
+    assert get_env_rank_and_size() == (1, 7)
 
 
 def test_secret_key():
-    key = secret.make_secret_key()
+    key = make_secret_key()
     assert isinstance(key, bytes) and len(base64.b64decode(key, validate=True)) == 32
-    assert key != secret.make_secret_key()
+    assert key != make_secret_key()
 
 
 def test_objects_as_text():
@@ -88,15 +90,15 @@ def test_timeout():
 
 
 def test_host_hash():
-    assert host_hash.host_hash() == host_hash.host_hash()
-    assert host_hash.host_hash(salt="a") != host_hash.host_hash() != host_hash.host_hash(salt="b")
-    assert host_hash.host_hash(salt="a") == host_hash.host_hash(salt="a")
+    assert host_hash() == host_hash()
+    assert host_hash(salt="a") != host_hash() != host_hash(salt="b")
+    assert host_hash(salt="a") == host_hash(salt="a")
 
 
 def test_hosts_of_one_name_differ_by_the_boot_of_their_kernels(monkeypatch):
-    here = host_hash.host_hash()
-    monkeypatch.setattr(host_hash.Path, "read_text", lambda path: "another boot")
-    assert host_hash.host_hash() != here
+    here = host_hash()
+    monkeypatch.setattr(Path, "read_text", lambda path: "another boot")
+    assert host_hash() != here
 
 
 FLAGS = [

@@ -10,14 +10,13 @@ import time
 import pytest
 
 from bagua_hvd.runner import mpi_run
-from bagua_hvd.runner.elastic.crew import Crew, _RankOutput
-from bagua_hvd.runner.elastic.reach import Reach
+from bagua_hvd.runner.elastic.run import Crew, _RankOutput
 from bagua_hvd.runner.job import OutputOptions
 from bagua_hvd.runner.output import Console
 from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh import network
+from bagua_hvd.runner.ssh.agent import Kind, Reader, pack
 from bagua_hvd.runner.ssh.connection import HostOptions
-from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
 from launcher import ROOT
 
 
@@ -54,7 +53,7 @@ class Neighbour:
 
 
 def test_a_host_asks_for_its_interface_while_others_join(monkeypatch):
-    monkeypatch.setattr(network, "_Here", lambda: Neighbour(network.LAUNCHER))
+    monkeypatch.setattr(network, "_here", lambda: Neighbour(network.LAUNCHER).request)
     hosts, net = [Neighbour(f"host{number}") for number in range(40)], network.Network()
     net.join(hosts[:1], [], 30)
     before = sys.getswitchinterval()
@@ -101,7 +100,7 @@ def test_hosts_are_connected_to_side_by_side_by_one_attempt_each(monkeypatch):
     monkeypatch.setattr(network.Network, "join", lambda *arguments: None)
     monkeypatch.setattr(network.Network, "likely_interface", lambda self, name: "eth0")
     monkeypatch.setattr(network.Network, "rendezvous", lambda self, name, among: "10.0.0.1")
-    reach = Reach(Ssh, HostOptions(), call)
+    reach = network.Reach(Ssh, HostOptions(), call)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(reach.find, "dead.invalid") for _ in range(4)]
         assert reach.find("live.invalid") == network.Place("eth0", "10.0.0.1")
@@ -139,7 +138,7 @@ def test_hosts_that_are_connected_to_in_turn_try_each_other(monkeypatch):
     monkeypatch.setattr(network.Network, "join", join)
     monkeypatch.setattr(network.Network, "likely_interface", lambda self, name: "eth0")
     monkeypatch.setattr(network.Network, "rendezvous", lambda self, name, among: "10.0.0.1")
-    reach = Reach(Ssh, HostOptions(), call)
+    reach = network.Reach(Ssh, HostOptions(), call)
     reach.find("a")
     reach.find("b")
     assert joined == [({"a"}, set()), ({"b"}, {"a"})]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.core.version import __version__
+from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Start, pack
 from bagua_hvd.runner.ssh.connection import RemoteHost
-from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Start, pack
 from bagua_hvd.runner.supervisor import Task
 from launcher import wait_until
 
@@ -292,7 +292,7 @@ agent.main()
 
 
 def test_a_late_signal_does_not_hide_an_end_without_pidfd():
-    frames = [pack(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), {}, 60.0)),
+    frames = [pack(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), 60.0)),
               pack(Kind.START, 3, Start(["sh", "-c", "exit 5"], {})),
               pack(Kind.SIGNAL, 3, signal.SIGTERM), pack(Kind.FINISH)]
     with subprocess.Popen([sys.executable, "-c", LATE_SIGNAL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as popen:
@@ -310,7 +310,7 @@ class _LostMeanwhile(RemoteHost):
     """A connection that breaks while a process is registered."""
 
     def __init__(self):
-        self._environment, self._processes, self._count = {}, {}, 0
+        self._processes, self._count = {}, 0
         self._lock = threading.Lock()
         self._errors = iter([None])
         self.sent = []

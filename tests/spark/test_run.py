@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason="Spark is not installed: pip install pyspa
 
 import bagua_hvd.spark  # noqa: E402
 from bagua_hvd.runner.common.util.timeout import TimeoutException  # noqa: E402
-from bagua_hvd.spark.task import places  # noqa: E402
+from bagua_hvd.spark.runner import places  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -23,7 +23,7 @@ import torch
 import nvrtc
 import ptx
 from bagua_hvd.collectives.frontend import Frontend
-from bagua_hvd.core import device, device_kernels, native
+from bagua_hvd.core import device, native
 from bagua_hvd.core.device import KERNELS, Device, DeviceView, Placement
 from bagua_hvd.core.exceptions import HorovodInternalError
 from locks import locked
@@ -339,7 +339,7 @@ class Emulation:
             pytest.skip("no NVRTC: install nvidia-cuda-nvrtc-cu12")
         command = [compiler, "-O1", "-w", "-shared", "-fPIC", "-fvisibility=hidden", "-fwrapv", "-ffp-contract=off",
                    "-U_FORTIFY_SOURCE", *(["-DPTX_COUNTS"] if counts else [])]
-        self.source = source = source or device_kernels.SOURCE.read_text()
+        self.source = source = source or device.SOURCE.read_text()
         edited = [edit(nvrtc.compiled(source, "compute_90").ptx)] if edit else []
         parts = (source, ptx.RUNTIME.read_text(), Path(ptx.__file__).read_text(), *command, *edited)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -405,7 +405,7 @@ def missing_kernels():
     _, count, reason = device.cuda_facts()
     if not count:
         return f"no GPU: {reason or 'the driver finds none'}"
-    return "" if device_kernels.available() else "no CuPy to compile kernels"
+    return "" if device.cupy_is_installed() else "no CuPy to compile kernels"
 
 
 def missing_gpu():

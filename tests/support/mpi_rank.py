@@ -14,7 +14,7 @@ import numpy as np
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics as hvd
-from bagua_hvd.job.engines.detect import detect
+from bagua_hvd.job.engines import detect
 from values import make, reduced
 from world import result, view
 

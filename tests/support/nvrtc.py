@@ -5,7 +5,7 @@ import glob
 import importlib.util
 from typing import NamedTuple
 
-from bagua_hvd.core.device_kernels import OPTIONS
+from bagua_hvd.core.device import OPTIONS
 
 
 class Compiled(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.server import join_address
 from launcher import wait_until
 from ports import free_port
 

@@ -8,7 +8,7 @@ import numpy as np  # noqa: E402
 import bagua_hvd.tensorflow as hvd  # noqa: E402
 from bagua_hvd.algorithms import Auto  # noqa: E402
 from bagua_hvd.tuning import tuner  # noqa: E402
-from bagua_hvd.tuning.window import Window  # noqa: E402
+from bagua_hvd.tuning.predict import Window  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 STEPS = 60

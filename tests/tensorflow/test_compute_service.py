@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from bagua_hvd.job import channel
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.channel import Hello
 from ports import has_ipv6
 
 ELEMENTS = 40

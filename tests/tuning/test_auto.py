@@ -25,11 +25,9 @@ from bagua_hvd.core.vectors import array_view
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.tuning import tuner
 from bagua_hvd.tuning.cost import Ranks
-from bagua_hvd.tuning.memory import UNKNOWN_MIB
-from bagua_hvd.tuning.network import Measured, measure
-from bagua_hvd.tuning.record import HOROVOD_HEADER, Decision, Record
-from bagua_hvd.tuning.tuner import MEASURED_AFTER, SETTLES
-from bagua_hvd.tuning.window import Window
+from bagua_hvd.tuning.network import UNKNOWN_MIB, Measured, measure
+from bagua_hvd.tuning.predict import Window
+from bagua_hvd.tuning.tuner import HOROVOD_HEADER, MEASURED_AFTER, SETTLES, Decision, Record
 
 pytestmark = pytest.mark.timeout(150)
 SHAPES = [(300, 20), (20,), (40, 50), (50,)]

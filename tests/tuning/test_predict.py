@@ -10,14 +10,23 @@ from bagua_hvd.algorithms import ByteGrad, GradientAllReduce
 from bagua_hvd.core import native
 from bagua_hvd.primitives import block, float16, minmax_uint8
 from bagua_hvd.training.timing import StepTimes
-from bagua_hvd.tuning import memory
+from bagua_hvd.tuning import network as network_module
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis
-from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, critical_hops, extrapolated_us
-from bagua_hvd.tuning.predict import AGREED_HOPS, AT_ONCE, RATE_KNOWN_TO, Part, Predictor, total_line_bytes
-from bagua_hvd.tuning.speeds import speeds
+from bagua_hvd.tuning.network import MOST_US, SIZES, Measured, critical_hops, extrapolated_us, speeds
+from bagua_hvd.tuning.predict import (
+    AGREED_HOPS,
+    AT_ONCE,
+    POINTS,
+    RATE_KNOWN_TO,
+    Part,
+    Predictor,
+    Window,
+    points,
+    total_line_bytes,
+    window,
+)
 from bagua_hvd.tuning.tuner import Plan, Tuner
-from bagua_hvd.tuning.window import POINTS, Window, points, window
 
 CODECS = float16, block(8), minmax_uint8
 STEP = Window(30_000, 20_000, 15_000, tuple(range(5000, 5000 + 600 * 16, 600)), tuple(k / 16 for k in range(1, 17)))
@@ -44,7 +53,7 @@ def step_us(parts, **network):
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_a_rate_is_what_was_measured(hosts):
     """On the network derived from a measurement, the simulator predicts the measured times."""
-    from bagua_hvd.core.simulator import allreduces
+    from bagua_hvd.tuning.network import allreduces
 
     network = measured(hosts, small=400, large=90_000).network()
     assert max(allreduces(hosts, [4], network)) * 1e6 == pytest.approx(400, rel=0.05)
@@ -176,7 +185,7 @@ def test_a_line_that_hides_nothing():
 @pytest.mark.parametrize("buckets", [7, 8, 9, 17])
 def test_many_buckets_wait_for_a_place(buckets):
     """On a link without transfer time: the latencies are those of the core's simulator for the same allreduces."""
-    from bagua_hvd.core.simulator import allreduces
+    from bagua_hvd.tuning.network import allreduces
 
     known = measured(small=40_000, large=1)._replace(nbytes=1 << 20)
     network = known.network(1e12)
@@ -215,13 +224,13 @@ def test_what_errors_take():
 def test_memory_that_is_left(tmp_path, monkeypatch):
     for name, text in (("_MEMINFO", "MemTotal: 9 kB\nMemAvailable:   3145728 kB\n"), ("_LIMIT", "1073741824\n"),
                        ("_USED", "1048576\n")):
-        monkeypatch.setattr(memory, name, tmp_path / name)
+        monkeypatch.setattr(network_module, name, tmp_path / name)
         (tmp_path / name).write_text(text)
-    assert memory.available_mib() == 1023
+    assert network_module.available_mib() == 1023
     (tmp_path / "_LIMIT").write_text("max\n")
-    assert memory.available_mib() == 3072
+    assert network_module.available_mib() == 3072
     (tmp_path / "_MEMINFO").unlink()
-    assert memory.available_mib() == memory.UNKNOWN_MIB
+    assert network_module.available_mib() == network_module.UNKNOWN_MIB
 
 
 def test_codecs_have_speeds():

@@ -3,9 +3,7 @@
     discovery.py     which hosts there are, which of them are blacklisted
     driver.py        the rules: which workers to start and stop, when to hold a rendezvous, who gets which rank
     placement.py     ranks for the members of a rendezvous
-    crew.py          carries out the driver's decisions: processes, their output, messages
-    reach.py         how hosts are connected
-    run.py           combines these: `baguarun --min-np ...`
+    run.py           carries out the driver's decisions, and combines these: `baguarun --min-np ...`
     settings.py      the flags
     worker.py, constants.py     names that other code imports, under Horovod's path
 """

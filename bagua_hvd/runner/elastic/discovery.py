@@ -1,5 +1,6 @@
 """The hosts that an elastic job may use: the source of the list, its order, and the blacklist."""
 import errno
+import math
 import os
 import random
 import secrets
@@ -8,10 +9,14 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from bagua_hvd.runner.common.util.hosts import HostInfo
 from bagua_hvd.runner.processes import MARK, Guard, kill_sessions
+
+_DISCOVERY_SECONDS = 1
+_GIVE_UP_SECONDS = 1
 
 
 class HostDiscovery:
@@ -137,33 +142,40 @@ class HostDiscoveryScript(HostDiscovery):
                 self._popen.wait()
 
 
-class _Blacklist:
-    """Hosts that failed, and the time until which each is excluded.
+@contextmanager
+def searched(discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
+             say: Callable[[str], object]) -> Iterator[threading.Thread]:
+    """Queries a HostDiscovery every second, in a thread of its own, which it yields.
 
     Args:
-        cooldown_range: (low, high) seconds, or None: forever.
+        on_found: function of {name: slots}. say: prints a line.
     """
+    ended = threading.Event()
 
-    def __init__(self, cooldown_range, clock, jitter):
-        self._range = cooldown_range
-        self._clock = clock
-        self._jitter = jitter
-        self._failures = {}
-        self._until = {}
+    def search():
+        said = None
+        while not ended.wait(_DISCOVERY_SECONDS):
+            try:
+                found = discovery.find_available_hosts_and_slots()
+            except Exception as error:
+                if not ended.is_set() and str(error) != said:
+                    say(f"baguarun: keeping the current hosts: {error}")
+                    said = str(error)
+            else:
+                said = None
+                on_found(found)
 
-    def add(self, host):
-        """Excludes a host: after its n-th failure for low * 2^(n-1) seconds and up to `low` more, at most `high`."""
-        failures = self._failures[host] = self._failures.get(host, 0) + 1
-        if self._range is None:
-            self._until[host] = float("inf")
-            return
-        low, high = self._range
-        # 2^12 always exceeds the range.
-        delay = low * 2 ** min(failures - 1, 12) + self._jitter(0, low)
-        self._until[host] = self._clock() + min(max(delay, low), high)
-
-    def __contains__(self, host):
-        return self._clock() < self._until.get(host, float("-inf"))
+    thread = threading.Thread(target=search, name="elastic discovery", daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        ended.set()
+        for _ in range(2):
+            discovery.close()
+            thread.join(_GIVE_UP_SECONDS)           # a user's own discovery may hang, and have no close()
+            if not thread.is_alive():
+                break           # else a last search has begun after the first close()
 
 
 class HostManager:
@@ -172,7 +184,7 @@ class HostManager:
     For use by one thread.
 
     Args:
-        cooldown_range: (low, high) seconds after which a blacklisted host is usable again; see _Blacklist. None: never.
+        cooldown_range: (low, high) seconds after which a blacklisted host is usable again: blacklist(). None: never.
         clock: seconds. jitter: function of (low, high).
     Attributes:
         come_back: whether blacklisted hosts become usable again.
@@ -183,7 +195,11 @@ class HostManager:
                  jitter: Callable[[float, float], float] = random.uniform) -> None:
         self.discovery = discovery
         self.come_back = cooldown_range is not None
-        self._blacklist = _Blacklist(cooldown_range, clock, jitter)
+        self._range = cooldown_range
+        self._clock = clock
+        self._jitter = jitter
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, float] = {}      # blacklisted hosts: until when
         self._found: dict[str, int] = {}
         self._order: list[str] = []
 
@@ -194,14 +210,25 @@ class HostManager:
     @property
     def current_hosts(self) -> dict[str, int]:
         """{name: slots} of the usable hosts, in their order."""
-        usable = [host for host in self._found if host not in self._blacklist]
+        now = self._clock()
+        usable = [host for host in self._found if now >= self._until.get(host, -math.inf)]
         self._order = [host for host in self._order if host in usable]
         self._order += [host for host in usable if host not in self._order]
         return {host: self._found[host] for host in self._order}
 
     def blacklist(self, host: str) -> None:
-        """Called when a worker failed on a host: it is unused until its cooldown is over, and then counts as new."""
-        self._blacklist.add(host)
+        """Called when a worker failed on a host: it is unused until its cooldown is over, and then counts as new.
+
+        The cooldown takes, after the host's n-th failure, low * 2^(n-1) seconds and up to `low` more, at most `high`.
+        """
+        failures = self._failures[host] = self._failures.get(host, 0) + 1
+        if self._range is None:
+            self._until[host] = math.inf
+            return
+        low, high = self._range
+        # 2^12 always exceeds the range.
+        delay = low * 2 ** min(failures - 1, 12) + self._jitter(0, low)
+        self._until[host] = self._clock() + min(max(delay, low), high)
 
     @property
     def all_lost(self) -> bool:

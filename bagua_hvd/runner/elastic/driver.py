@@ -25,25 +25,24 @@ continue wait for it, and there are enough: then every member gets its rank and 
 
 The first rendezvous waits up to start_timeout for all workers that were started.
 
-This module knows no processes or connections: the driver acts through a crew (crew.py), and receives events. All calls
+This module knows no processes or connections: the driver acts through a crew (run.py), and receives events. All calls
 come from one thread, which also calls step() after every event and now and then.
 """
 import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bagua_hvd.job.elastic_worker import Assignment, HostsUpdated, HostUpdateResult, Ping, Refused, Removed
-from bagua_hvd.runner.common.util.hosts import SlotInfo
 from bagua_hvd.runner.elastic.constants import RESET_LIMIT_EXCEEDED_MESSAGE
 from bagua_hvd.runner.elastic.discovery import HostManager
 from bagua_hvd.runner.elastic.placement import Phase, Worker, assign, fit
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import WorkerFailed, first_cause
+from bagua_hvd.runner.job import WorkerFailed
+from bagua_hvd.runner.reports import first_cause
 from bagua_hvd.runner.ssh.network import NoRoute
 
 # News that arrives while a worker resets is dropped there, so it is repeated until it has led to a rendezvous.
@@ -80,29 +79,11 @@ def _cause(failures):
     return by_rank[first_cause(failures[0].rank, {rank: failure.because_of for rank, failure in by_rank.items()})].error
 
 
-class AnyCrew(Protocol):
-    """See crew.py."""
-
-    def start(self, number: int, host: str, slot: SlotInfo) -> None: ...
-
-    def stop(self, number: int, grace_seconds: float = ...) -> None: ...
-
-    def forget(self, numbers: AbstractSet[int]) -> None: ...
-
-    def place(self, number: int, slot: SlotInfo) -> None: ...
-
-    def interface(self, host: str, hosts: Iterable[str]) -> str: ...
-
-    def send(self, number: int, message: object) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
 class ElasticDriver:
     """One elastic job.
 
     Args:
-        crew: carries out the driver's decisions, see crew.py.
+        crew: carries out the driver's decisions, see Crew in run.py.
         rank_ended: function of (rank, exit code, name of its rendezvous): Rendezvous.rank_ended.
         clock: seconds.
         survivors_seconds: how long other workers of a host may continue after a failure there. 0: they are stopped.
@@ -113,7 +94,7 @@ class ElasticDriver:
         generation: number of rendezvous held so far.
     """
 
-    def __init__(self, settings: ElasticSettings, hosts: HostManager, crew: AnyCrew,
+    def __init__(self, settings: ElasticSettings, hosts: HostManager, crew: Any,
                  rank_ended: Callable[[int, int | None, str], object], clock: Callable[[], float] = time.monotonic,
                  survivors_seconds: float = 0) -> None:
         self.finished = False

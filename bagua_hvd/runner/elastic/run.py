@@ -1,81 +1,41 @@
-"""Runs an elastic job: combines discovery, driver, connections and processes."""
+"""Runs an elastic job: combines discovery, driver, connections and processes.
+
+The crew carries out the driver's decisions: processes, their output under their present ranks, messages.
+"""
 import base64
+import errno
+import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
-from bagua_hvd.job.elastic_worker import WORKER_SAYS
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job.channel import make_secret_key
+from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
+from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import make_secret_key
-from bagua_hvd.job.service import Service
-from bagua_hvd.runner.common.util.hosts import parse_hosts_and_slots
-from bagua_hvd.runner.dashboard import Dashboard
-from bagua_hvd.runner.elastic.crew import Crew
-from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
+from bagua_hvd.job.server import EVERY_INTERFACE, Service, join_address
+from bagua_hvd.runner.common.util.hosts import SlotInfo, bind_address, is_local, parse_hosts_and_slots
+from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager, searched
 from bagua_hvd.runner.elastic.driver import ElasticDriver
-from bagua_hvd.runner.elastic.reach import Reach
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, bind_address
-from bagua_hvd.runner.output import Console, Descriptor
-from bagua_hvd.runner.spawner import Spawner
-from bagua_hvd.runner.ssh.connection import HostOptions
-from bagua_hvd.runner.ssh.spawner import SshSpawner
-from bagua_hvd.runner.supervisor import Outcome, Supervisor
+from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, worker_environment
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
+from bagua_hvd.runner.reports import Dashboard, Reports
+from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
+from bagua_hvd.runner.ssh.connection import LOST, HostOptions, SshSpawner
+from bagua_hvd.runner.ssh.network import Reach
+from bagua_hvd.runner.supervisor import GRACE_SECONDS, Outcome, Supervisor
 
-if TYPE_CHECKING:
-    from bagua_hvd.runner.function_server import FunctionServer
-
-_DISCOVERY_SECONDS = 1
-_GIVE_UP_SECONDS = 1
 # Interval at which the driver checks its deadlines when no event occurs.
 _STEP_SECONDS = 0.2
-
-
-class Search:
-    """Queries a HostDiscovery every second, in a thread of its own; a context manager.
-
-    Args:
-        on_found: function of {name: slots}. say: prints a line.
-    """
-
-    def __init__(self, discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
-                 say: Callable[[str], object]) -> None:
-        self._discovery = discovery
-        self._on_found = on_found
-        self._say = say
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="elastic discovery", daemon=True)
-
-    def _run(self):
-        said = None
-        while not self._ended.wait(_DISCOVERY_SECONDS):
-            try:
-                found = self._discovery.find_available_hosts_and_slots()
-            except Exception as error:
-                if not self._ended.is_set() and str(error) != said:
-                    self._say(f"baguarun: keeping the current hosts: {error}")
-                    said = str(error)
-            else:
-                said = None
-                self._on_found(found)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception):
-        self._ended.set()
-        for _ in range(2):
-            self._discovery.close()
-            self._thread.join(_GIVE_UP_SECONDS)     # a user's own discovery may hang, and have no close()
-            if not self._thread.is_alive():
-                return      # else a last search has begun after the first close()
+# This process lacks something: the host of the worker that it was to start is not to blame.
+_SHORTAGES = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN
 
 
 def plan_elastic(env: Mapping[str, str], num_proc: int | None = None, min_num_proc: int | None = None,
@@ -114,12 +74,11 @@ def listen_address(discovery: HostDiscovery, settings: ElasticSettings) -> str:
 
 def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticSettings, env: dict[str, str],
                 output: OutputOptions, options: HostOptions, cooldown_range: Sequence[float] | None = None,
-                console: Console | None = None, server: "FunctionServer | None" = None,
-                dashboard: bool = False) -> None:
+                console: Console | None = None, secret_key: bytes | None = None, dashboard: bool = False) -> None:
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
-        command, env, console, server, dashboard: as in run_static. cooldown_range: see HostManager.
+        command, env, console, secret_key, dashboard: as in run_static. cooldown_range: see HostManager.
     Raises:
         WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
             job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery
@@ -133,7 +92,8 @@ def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticS
     hosts = HostManager(discovery, cooldown_range)
     # Before there is anything to clean up: a discovery that fails at once is the user's mistake.
     first = discovery.find_available_hosts_and_slots()
-    secret_key = server.secret_key if server else make_secret_key()
+    repeats_traceback = secret_key is None
+    secret_key = secret_key or make_secret_key()
     secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
     address = listen_address(discovery, settings)
@@ -154,13 +114,13 @@ def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticS
         ssh.say = lambda text: crew.say(f"baguarun: {text}")
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
-        stack.enter_context(Search(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
+        stack.enter_context(searched(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
         try:
             outcome = run_beside(supervisor, lambda: drive(driver, events, lambda: supervisor.stopping), survivors)
         except RuntimeError as error:
             failed = error if isinstance(error, WorkerFailed) else error.__cause__
-            if isinstance(failed, WorkerFailed) and not server:
-                crew.reports.repeat_traceback(console, failed)
+            if isinstance(failed, WorkerFailed) and repeats_traceback:
+                crew.reports.repeat_traceback(console, failed.rank, failed.process)
             raise
     if outcome.signum is not None:
         raise Interrupted(outcome.signum)
@@ -224,3 +184,159 @@ def _handle(driver, event, number, data):
     else:
         {"syncing": driver.syncing, "synced": driver.synced, "ping": driver.responded,
          "disconnected": driver.disconnected}[event](number)
+
+
+class _RankOutput:
+    """One output stream of a worker. Like LineForwarder, but the rank may change.
+
+    The supervisor's loop calls feed() and close(); another thread may set rank.
+    """
+
+    def __init__(self, make, rank):
+        self._make = make
+        self._forwarder_rank = self.rank = rank
+        self._forwarder = make(rank)
+
+    def feed(self, data):
+        if self.rank != self._forwarder_rank:
+            self._forwarder.close()
+            self._forwarder_rank = self.rank
+            self._forwarder = self._make(self._forwarder_rank)
+        self._forwarder.feed(data)
+
+    def close(self):
+        self._forwarder.close()
+
+
+class Crew:
+    """The crew of a driver.ElasticDriver.
+
+    Args:
+        env: the launcher's environment, including variables set by its flags. supervisor: its on_exit is the crew's.
+        secret_key: base64 bytes.
+        on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
+            when a process has ended, or could not be started.
+    Attributes:
+        reports: Reports of the workers, by number.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str], output: OutputOptions, supervisor: Supervisor,
+                 reach: Reach, service: Service, rendezvous: Rendezvous, secret_key: bytes, console: Console,
+                 on_end: Callable[[int, int | None, Any, int | None], object],
+                 dashboard: Dashboard | None = None) -> None:
+        self._command = command
+        self._env = env
+        self._output = output
+        self._supervisor = supervisor
+        self._reach = reach
+        self._service = service
+        self._rendezvous = rendezvous
+        self._secret_key = secret_key
+        self._console = console
+        self._on_end = on_end
+        self._dashboard = dashboard
+        self.reports = Reports(dashboard)
+        self._written: set[str] = set()     # paths of output files
+        # Changed by the supervisor's loop only.
+        self._running: dict[int, tuple[AnyProcess, tuple[_RankOutput, _RankOutput]]] = {}      # by number
+        self._stopped: set[int] = set()     # numbers of workers that must not be started any more
+
+    def start(self, number: int, host: str, slot: SlotInfo) -> None:
+        """Starts the worker `number` at a SlotInfo, once its host can be reached."""
+        finder = threading.Thread(target=self._find, args=(number, host, slot), name="elastic worker", daemon=True)
+        try:
+            finder.start()
+        except RuntimeError as error:       # a limit of threads
+            self._not_started(number, OSError(errno.EAGAIN, str(error)))
+
+    def _find(self, number, host, slot):
+        try:
+            place = self._reach.find(host)
+        except Exception as error:      # of any kind: the driver waits until a worker's end is reported
+            self._not_started(number, error)
+        else:
+            self._supervisor.call_soon(lambda: self._begin(number, host, slot, place))
+
+    def _not_started(self, number, error):
+        if getattr(error, "errno", None) in _SHORTAGES:
+            self._on_end(number, None, error, None)
+        else:
+            self._on_end(number, LOST, str(error) or type(error).__name__, None)
+
+    def _begin(self, number, host, slot, place):
+        if number in self._stopped or self._supervisor.stopping:
+            self._on_end(number, LOST, "not started", None)
+            return
+        env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
+                                 place.interface)
+        env.update({"HOROVOD_ELASTIC": "1", DRIVER: join_address(place.rendezvous, self._service.port),
+                    WORKER: str(number)})
+        if is_local(host):
+            # Several names of this host count as several hosts.
+            env.setdefault("BAGUA_HVD_HOST_ID", host)
+        else:
+            env.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
+        stdout, stderr = (_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
+                          for stream in ("stdout", "stderr"))
+        try:
+            process = self._supervisor.start(Task(number, self._command, env, stdout, stderr, host))
+        except OSError as error:
+            self._not_started(number, error)
+        else:
+            self._running[number] = process, (stdout, stderr)
+
+    def exited(self, process: AnyProcess, exit_code: int) -> None:
+        """For the supervisor: a process has ended."""
+        if exit_code and not self._supervisor.stopping:     # its descendants may not live as long as the job
+            self._supervisor.terminate(process)
+        self._on_end(process.name, exit_code, process.note, self.reports.because_of.get(process.name))
+
+    def _forwarder(self, number, rank, stream):
+        file = None
+        if self._output.directory is not None:
+            path = os.path.join(self._output.directory, f"rank.{rank}", stream)
+            try:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                file = open(path, "ab" if path in self._written else "wb")  # a rank may have several processes in turn
+                self._written.add(path)
+            except OSError as error:
+                self.say(f"baguarun: not writing {path}: {error.strerror}")
+        forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
+        return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
+
+    def stop(self, number: int, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Sends SIGTERM, and SIGKILL after the grace period."""
+        self._supervisor.call_soon(lambda: self._stop(number, grace_seconds))
+
+    def _stop(self, number, grace_seconds):
+        self._stopped.add(number)
+        if number in self._running:
+            self._supervisor.terminate(self._running[number][0], grace_seconds)
+
+    def forget(self, numbers: AbstractSet[int]) -> None:
+        """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
+        self._supervisor.call_soon(lambda: self._forget(numbers))
+
+    def _forget(self, numbers):
+        for number in numbers:
+            self._running.pop(number, None)
+            self._stopped.discard(number)
+        self.reports.forget(numbers)
+
+    def place(self, number: int, slot: SlotInfo) -> None:
+        """From now on the worker's output is printed under the SlotInfo's rank."""
+        for output in self._running[number][1]:
+            output.rank = slot.rank
+        if self._dashboard:
+            self._dashboard.reset_rank(slot)
+
+    def interface(self, host: str, hosts: Iterable[str]) -> str:
+        """The interface by which a worker of `host` connects to those of `hosts`. NoRoute: there is none."""
+        return self._reach.interface(host, hosts)
+
+    def send(self, number: int, message: object) -> None:
+        self._service.send(number, message)
+
+    def say(self, text: str) -> None:
+        """Prints a line of the launcher itself."""
+        self._supervisor.call_soon(lambda: self._console.say(text))

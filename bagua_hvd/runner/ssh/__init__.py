@@ -1,10 +1,8 @@
 """Other hosts of a job, each reached by one connection of the OpenSSH client.
 
-    connection.py  the launcher's end: an ssh process for each host, and the processes that run there
-    agent.py       the host's end: runs the processes, with the same supervisor as the launcher
-    frames.py      the frames of the connection
+    connection.py  the launcher's end: an ssh process for each host, and the processes that are started there
+    agent.py       the host's end: runs the processes, with the same supervisor as the launcher; the connection's frames
     network.py     the address of each host, from the probes' results
-    spawner.py     starts processes on all other hosts
 
 All secrets go through the connection. The agent ends with the connection, and all its processes with it.
 """

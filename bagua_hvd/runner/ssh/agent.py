@@ -1,27 +1,125 @@
 """A host's end of a connection: runs processes for the launcher, and stops them when the launcher is gone.
 
-sshd starts it; its input and output carry frames from and to the launcher. When the input ends, or the launcher is
-silent for longer than it announced (a lost network), everything is stopped: SIGTERM, then SIGKILL. If the agent itself
-is killed, its processes are killed, too: see processes.Guard. Needs only Python's own modules.
+sshd starts it; its input and output carry frames from and to the launcher: kind, number, length and payload. When the
+input ends, or the launcher is silent for longer than it announced (a lost network), everything is stopped: SIGTERM,
+then SIGKILL. If the agent itself is killed, its processes are killed, too: see processes.Guard. Needs only Python's own
+modules.
+
+The host's first bytes are MAGIC; output of a login shell before them is skipped. JSON payloads may hold text with
+undecodable bytes (surrogates), as environments do.
 """
+import enum
 import json
 import os
+import struct
 import sys
 import threading
 import time
-from typing import NoReturn
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NoReturn
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
-from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.messages import fill
+from bagua_hvd.job.channel import fill
+from bagua_hvd.job.environment import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
-from bagua_hvd.runner.spawner import AnyProcess
-from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
-from bagua_hvd.runner.supervisor import Supervisor, Task
+from bagua_hvd.runner.spawner import AnyProcess, Task
+from bagua_hvd.runner.supervisor import Supervisor
 
+MAGIC = b"\0bagua_hvd agent 1\n"
+_HEAD = struct.Struct("!BII")
+_PAYLOAD_MAX_NBYTES = 1 << 30
 _FIRST_SECONDS = 30.0        # until the launcher has announced how long it may be silent
 _READ_NBYTES = 1 << 16
+
+
+class Kind(enum.IntEnum):
+    """Sender, meaning of the number, and payload of each kind."""
+
+    BEGIN = 1           # launcher; Begin
+    START = 2           # launcher, process; Start
+    SIGNAL = 3          # launcher, process; signal number
+    SIGNAL_ALL = 4      # launcher; signal number
+    FINISH = 5          # launcher: end when no process runs any more; stop background processes
+    PING = 6            # launcher: it lives
+    REQUEST = 7         # launcher, request; [function's name, arguments]
+    READY = 32          # agent, the response to BEGIN; Ready
+    STDOUT = 33         # agent, process; bytes, none: closed
+    STDERR = 34         # agent, process; as STDOUT
+    EXIT = 35           # agent, process; exit code
+    SAY = 36            # agent; bytes for the launcher's stderr
+    RESPONSE = 37       # agent, request; result of the function
+    REFUSAL = 38        # agent, request; why there is no result
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The payload of BEGIN: the launcher's version and working directory.
+
+    silence_seconds: after this time of silence the launcher is given up.
+    """
+
+    version: str
+    folder: str
+    silence_seconds: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """The payload of START. environment: in addition to the host's own."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The payload of READY. problem: why this host cannot start processes; None: it can. host_hash: of the machine."""
+
+    problem: str | None
+    host_hash: str
+
+
+def pack(kind: Kind, number: int = 0, payload: Any = None) -> bytes:
+    """The bytes of a frame. payload: bytes, one of the dataclasses above, or a JSON-serializable value."""
+    if not isinstance(payload, bytes):
+        payload = json.dumps(vars(payload) if is_dataclass(payload) else payload).encode()
+    return _HEAD.pack(kind, number, len(payload)) + payload
+
+
+class Reader:
+    """Splits received bytes into frames.
+
+    Args:
+        after_magic: whether to skip everything up to MAGIC.
+    """
+
+    def __init__(self, after_magic: bool = False) -> None:
+        self._buffer = bytearray()
+        self._skipping = after_magic
+
+    def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
+        """The frames that are now complete: (kind, number, payload as bytes). ValueError: not frames."""
+        self._buffer += data
+        if self._skipping:
+            at = self._buffer.find(MAGIC)
+            if at < 0:
+                del self._buffer[:-len(MAGIC)]
+                return []
+            del self._buffer[:at + len(MAGIC)]
+            self._skipping = False
+        frames, start = [], 0
+        while len(self._buffer) - start >= _HEAD.size:
+            kind, number, nbytes = _HEAD.unpack_from(self._buffer, start)
+            if nbytes > _PAYLOAD_MAX_NBYTES:
+                raise ValueError(f"a frame of {nbytes} bytes")
+            end = start + _HEAD.size + nbytes
+            if len(self._buffer) < end:
+                break
+            frames.append((Kind(kind), number, bytes(self._buffer[start + _HEAD.size:end])))
+            start = end
+        del self._buffer[:start]
+        return frames
 
 
 class _Stream:
@@ -75,7 +173,6 @@ class Agent:
         self._silence_seconds = _FIRST_SECONDS
         self._ended = False
         self._processes: dict[int, AnyProcess] = {}        # by number, ended or not: signals also go to its descendants
-        self._environment: dict[str, str] = {}
         self._requests = probe.Requests()
 
     def run(self) -> None:
@@ -142,16 +239,15 @@ class Agent:
         except OSError as error:
             problem = (f"has no folder {begin.folder} ({error.strerror}): start baguarun in a folder that every "
                        "host has")
-        self._environment = {**os.environ, **begin.environment, "PWD": begin.folder}
+        os.environ["PWD"] = begin.folder
         self._send(Kind.READY, 0, Ready(problem, host_hash()))
 
     def _on_start(self, number, payload):
-        task = fill(Start, payload)
-        environment = {name: value for name, value in {**self._environment, **task.environment}.items()
-                       if value is not None}
+        start = fill(Start, payload)
         stdout, stderr = (_Stream(self._output, kind, number) for kind in (Kind.STDOUT, Kind.STDERR))
         try:
-            process = self._supervisor.start(Task(number, task.command, environment, stdout, stderr))
+            process = self._supervisor.start(Task(number, start.command, {**os.environ, **start.environment}, stdout,
+                                                  stderr))
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._send(Kind.STDERR, number, f"baguarun: cannot be started: {error.strerror}{where}\n".encode())

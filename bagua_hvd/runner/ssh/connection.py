@@ -1,4 +1,4 @@
-"""The launcher's end of the connection to a host, and the processes that run there.
+"""The launcher's end of the connections to hosts, and the processes that run there.
 
 The ssh client is a process of this host. One thread reads from it and forwards each process's output through a pipe,
 so that the supervisor reads local and remote processes alike. Another thread writes, so that a slow network blocks no
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,14 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
-from bagua_hvd.job.messages import fill
+from bagua_hvd.job.channel import fill
 from bagua_hvd.runner.processes import Process
 from bagua_hvd.runner.spawner import Task
-from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Ready, Start, pack
+from bagua_hvd.runner.supervisor import GRACE_SECONDS
 
+# Time for the host to stop background processes, and for the connection to end.
+_CLOSE_SECONDS = GRACE_SECONDS + 5
 LOST = 255      # exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
 _READ_NBYTES = 1 << 16
@@ -182,7 +185,6 @@ class RemoteHost:
         self.error: str | None = None
         self.host_hash: str | None = None
         self._options = options
-        self._environment = forwarded(environment)
         self._processes: dict[int, RemoteProcess] = {}
         self._requests: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -190,11 +192,12 @@ class RemoteHost:
         self._stderr = b""          # stderr output of ssh and the agent
         self._ready = threading.Event()
         self._say = say
+        variables.read(EXCLUDE, environment)        # reports a malformed value now
         # Quoted for the host's login shell, whichever that is.
         remote = f"exec {shlex.quote(sys.executable)} -S -c {shlex.quote(_AGENT.format(root=_ROOT))}"
         self._ssh = Process(name, options.command(name, remote), dict(environment), stdin=subprocess.PIPE)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), self._environment, options.silence_seconds))
+        self.send(Kind.BEGIN, 0, Begin(__version__, os.getcwd(), options.silence_seconds))
         self._threads = [threading.Thread(target=work, name=f"{work.__name__} {name}", daemon=True)
                          for work in (self._write, self._read)]
         for thread in self._threads:
@@ -221,10 +224,7 @@ class RemoteHost:
         return self.error is None
 
     def start(self, task: Task) -> RemoteProcess:
-        """Starts a supervisor.Task and returns its RemoteProcess, which has ended if there is no connection."""
-        wanted = forwarded(task.env or {})
-        changes: dict[str, str | None] = dict.fromkeys(self._environment.keys() - wanted.keys())
-        changes.update(wanted.items() - self._environment.items())
+        """Starts a Task and returns its RemoteProcess, which has ended if there is no connection."""
         with self._lock:
             self._count += 1
             number = self._count
@@ -236,7 +236,7 @@ class RemoteHost:
             process.end(LOST, error)
             process.close()
         else:
-            self.send(Kind.START, number, Start(task.command, changes))
+            self.send(Kind.START, number, Start(task.command, forwarded(task.env or {})))
         return process
 
     def any_left(self) -> bool:
@@ -258,12 +258,8 @@ class RemoteHost:
             self._fail_requests()
         return future
 
-    def finish(self) -> None:
-        """Tells the host to end when nothing runs any more, and to stop background processes."""
-        self.send(Kind.FINISH)
-
     def close(self, timeout: float) -> None:
-        """Waits for the end after finish(), at most `timeout` seconds; then ends the connection."""
+        """Waits for the end after Kind.FINISH, at most `timeout` seconds; then ends the connection."""
         end = time.monotonic() + timeout
         while self._ssh.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -365,3 +361,84 @@ class RemoteHost:
                     "and bagua_hvd where this one has them")
         return (f"host {self.name} cannot be reached ({words}): check that `{self._options.trial(self.name)}` works "
                 "without asking for anything")
+
+
+class UnreachableHosts(RuntimeError):
+    """Hosts that cannot be used; the message has a line for each."""
+
+
+class SshSpawner:
+    """Starts processes on other hosts, for a Spawner. Connects to hosts when they are first named.
+
+    Args:
+        environment: the launcher's.
+    Attributes:
+        say: called in any thread with a line from a host's agent.
+    """
+
+    def __init__(self, options: HostOptions, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._environment = dict(environment)
+        self._hosts: dict[str, RemoteHost] = {}
+        self.say = lambda text: None
+
+    def close(self) -> None:
+        """Ends all connections, and all processes there."""
+        for host in self._hosts.values():
+            host.send(Kind.FINISH)
+        end = time.monotonic() + _CLOSE_SECONDS
+        for host in self._hosts.values():
+            host.close(max(0, end - time.monotonic()) if host.ready else 0)
+
+    def host(self, name: str) -> RemoteHost:
+        """The RemoteHost of this name; connects to it unless it is connected already."""
+        host = self._hosts.get(name)
+        if host is not None and host.error is not None and not host.any_left():
+            host.close(0)
+            host = None
+        if host is None:
+            host = self._hosts[name] = RemoteHost(name, self._options, self._environment, lambda text: self.say(text))
+        return host
+
+    def connect(self, names: Iterable[str], report: Callable[[str], object] = lambda text: None) -> list[RemoteHost]:
+        """The RemoteHosts of these names, ready to start processes. Connects to all in parallel.
+
+        Args:
+            report: called with a line for each host that is ready.
+        Raises:
+            UnreachableHosts: not all are ready within the options' timeout.
+        """
+        began = time.monotonic()
+        hosts = [self.host(name) for name in names]
+        for host in hosts:
+            if host.wait_ready(max(0, began + self._options.timeout_seconds - time.monotonic())):
+                report(f"{host.name}: connected by ssh")
+        errors = [host.error for host in hosts if host.error is not None]
+        if errors:
+            raise UnreachableHosts("\n".join(errors))
+        return hosts
+
+    def start(self, task: Task) -> RemoteProcess:
+        """Starts a Task, see RemoteHost.start. OSError: no more processes or descriptors."""
+        assert task.host is not None
+        return self.host(task.host).start(task)
+
+    def signal_all(self, signum: int) -> None:
+        """Sends the signal to all processes on all hosts."""
+        for host in self._hosts.values():
+            host.send(Kind.SIGNAL_ALL, 0, signum)
+
+    def any_left(self) -> bool:
+        """Whether a started process still runs."""
+        return any(host.any_left() for host in self._hosts.values())
+
+    def kill_all(self) -> None:
+        """Sends SIGKILL where a process still runs; returns when the hosts have reported their ends, or after
+        _CLOSE_SECONDS. Background processes end with the connection.
+        """
+        for host in self._hosts.values():
+            if host.any_left():
+                host.send(Kind.SIGNAL_ALL, 0, signal.SIGKILL)
+        end = time.monotonic() + _CLOSE_SECONDS
+        while self.any_left() and time.monotonic() < end:
+            time.sleep(0.01)

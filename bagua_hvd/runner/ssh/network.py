@@ -4,23 +4,26 @@ Any two ranks may connect, so every host tries the addresses of every other one 
 its first interface, in its own order, whose address all others reach.
 """
 import base64
-import concurrent.futures
 import itertools
 import secrets
+import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.runner.job import LOOPBACK
-from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
+from bagua_hvd.job.server import EVERY_INTERFACE
+from bagua_hvd.runner.common.util.hosts import is_local
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost, SshSpawner
 
 LAUNCHER = "launcher's host"
 # Time for a host's response, within the total limit.
 _RESPONSE_SECONDS = 2
+_PAUSE_SECONDS = 1      # after Reach's first attempt; doubled after each further one
 
 
 class NoRoute(RuntimeError):
@@ -47,7 +50,7 @@ class Place:
 def local_place(nics: list[str] | None = None) -> Place:
     """The Place of this host in a job without other hosts. NoRoute: it has none of the allowed interfaces."""
     if not nics:
-        return Place(LOOPBACK, "127.0.0.1")
+        return Place(probe.LOOPBACK, "127.0.0.1")
     return Place(own_addresses(nics)[0][0], "127.0.0.1")
 
 
@@ -59,17 +62,16 @@ def own_addresses(nics: list[str] | None = None) -> list[list[str]]:
     return found
 
 
-class _Here:
-    """The launcher's host, with the same requests as an agent."""
+def _here():
+    """RemoteHost.request() for the launcher's own host: its Futures are completed."""
+    requests = probe.Requests()
 
-    def __init__(self):
-        self._requests = probe.Requests()
-
-    def request(self, function, **arguments):
-        """A completed Future."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(getattr(self._requests, function)(**arguments))
+    def request(function, **arguments):
+        future: Future[Any] = Future()
+        future.set_result(getattr(requests, function)(**arguments))
         return future
+
+    return request
 
 
 class Network:
@@ -99,13 +101,12 @@ class Network:
         deadline = time.monotonic() + timeout
         key = base64.b64encode(secrets.token_bytes(32)).decode()
         # The launcher's own requests block, so they come last.
-        hosts: dict[str, RemoteHost | _Here] = {host.name: host for host in [*newcomers, *others]}
-        hosts[LAUNCHER] = _Here()
+        hosts = {**{host.name: host.request for host in [*newcomers, *others]}, LAUNCHER: _here()}
         names = {host.name for host in newcomers}
         try:
             ports = list(variables.read("BAGUA_HVD_PORTS"))
-            asked = {name: host.request("listen", name=name, key=key, nics=self._nics, ports=ports)
-                     for name, host in hosts.items()}
+            asked = {name: request("listen", name=name, key=key, nics=self._nics, ports=ports)
+                     for name, request in hosts.items()}
             found = {name: _response(name, future, deadline, timeout) for name, future in asked.items()}
             for name, each in found.items():
                 self._addresses[name] = list(map(tuple, each["addresses"]))
@@ -122,8 +123,8 @@ class Network:
                                   if (":" in address) == by_6 and (name, other, address) not in self._tried]
                            for name in hosts}
                 seconds = max(0.1, deadline - time.monotonic() - _RESPONSE_SECONDS)
-                asked = {name: host.request("reachable", key=key, timeout=seconds, targets=targets[name])
-                         for name, host in hosts.items()}
+                asked = {name: request("reachable", key=key, timeout=seconds, targets=targets[name])
+                         for name, request in hosts.items()}
                 for name, future in asked.items():
                     for other, address, _ in _response(name, future, deadline, timeout):
                         self._reached[name, other].add(address)
@@ -131,8 +132,8 @@ class Network:
                 if self._is_complete(hosts):
                     break
         finally:
-            for host in hosts.values():
-                host.request("stop_listening", key=key)
+            for request in hosts.values():
+                request("stop_listening", key=key)
 
     def _is_complete(self, hosts):
         """Whether every host has an address that all others reach, as far as tried."""
@@ -198,7 +199,7 @@ def _response(name, future, deadline, timeout):
         return future.result(max(0, deadline - time.monotonic()))
     except ConnectionError:
         raise
-    except concurrent.futures.TimeoutError:     # not a TimeoutError before Python 3.11
+    except FutureTimeoutError:      # not a TimeoutError before Python 3.11
         raise NoRoute(f"host {name} did not report within {timeout} s which addresses it has and can reach: check "
                       "whether it is overloaded, or raise --start-timeout", {name}) from None
     except RuntimeError as error:
@@ -224,3 +225,97 @@ def find_places(remote: Collection[RemoteHost], local: Collection[str],
     places.update({name: places[LAUNCHER] for name in local})
     # If hosts reach the launcher at different addresses, it listens on all; every rank must authenticate.
     return places, addresses.pop() if len(addresses) == 1 else EVERY_INTERFACE
+
+
+class Reach:
+    """The Places of the hosts of an elastic job, each found at the host's first use. Hosts are connected in parallel,
+    each only once however many threads wait for it.
+
+    Args:
+        call: function that makes the supervisor's loop call a function, and returns a Future.
+    """
+
+    def __init__(self, ssh: SshSpawner, options: HostOptions,
+                 call: Callable[[Callable[[], RemoteHost]], Future[RemoteHost]]) -> None:
+        self._ssh = ssh
+        self._options = options
+        self._call = call
+        self._lock = threading.Lock()
+        self._attempts: dict[str, Future[Place]] = {}     # running attempts
+        self._network = Network(options.nics)
+        self._joined: dict[str, RemoteHost] = {}        # hosts in the network, by name; written under _probing
+        self._probing = threading.Lock()
+        self._here = local_place(options.nics)
+
+    def find(self, host: str) -> Place:
+        """The Place of a host in relation to the launcher's; connects to the host if needed. Blocks.
+
+        Raises:
+            RuntimeError, OSError: it cannot be used, not even after start_timeout; the message says why.
+        """
+        if is_local(host):
+            return self._here
+        with self._lock:
+            mine = host not in self._attempts
+            attempt = self._attempts.setdefault(host, Future())
+        if mine:
+            try:
+                attempt.set_result(self._connect(host))
+            except Exception as error:
+                attempt.set_exception(error)
+            with self._lock:
+                del self._attempts[host]
+        return attempt.result()
+
+    def _connect(self, host):
+        left, pause = float(self._options.timeout_seconds), _PAUSE_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                # No limit: while baguarun's output is not read, its loop waits.
+                remote = self._call(lambda: self._ssh.host(host)).result()
+                began = time.monotonic()
+                if self._joined.get(host) is not remote:
+                    if not remote.wait_ready(left):
+                        raise (ConnectionError if remote.ssh_failed else RuntimeError)(remote.error)
+                    self._join(remote)
+                return Place(self._network.likely_interface(host), self._network.rendezvous(host, [host]))
+            except OSError:     # its sshd is not running yet, or this process has too few descriptors
+                left -= time.monotonic() - began + pause
+                if left < 0:
+                    raise
+                time.sleep(pause)
+                pause *= 2
+
+    def _join(self, remote):
+        silent = set()
+        with self._probing:
+            while True:
+                others = [other for other in self._joined.values()
+                          if other.name != remote.name and other.ready and other.name not in silent]
+                try:
+                    self._network.join([remote], others, self._options.timeout_seconds)
+                    # Before the next host joins, or the two would never try to reach each other.
+                    self._joined[remote.name] = remote
+                    return
+                except ConnectionError:
+                    if not remote.ready or all(other.ready for other in others):
+                        raise
+                except NoRoute as error:
+                    # A failure between old hosts must not exclude the new one.
+                    if not error.hosts <= {other.name for other in others}:
+                        raise
+                    silent |= error.hosts
+
+    def interface(self, host: str, hosts: Iterable[str]) -> str:
+        """The interface by which the workers of `host` connect to those of `hosts`. Never blocks.
+
+        NoRoute: there is none; its `hosts` are names of hosts other than the launcher's.
+        """
+        among = [LAUNCHER if is_local(name) else name for name in hosts]
+        if set(among) == {LAUNCHER}:
+            return self._here.interface
+        try:
+            return self._network.interface(LAUNCHER if is_local(host) else host, list(dict.fromkeys(among)))
+        except NoRoute as error:
+            raise NoRoute(str(error), error.hosts - {LAUNCHER}) from None

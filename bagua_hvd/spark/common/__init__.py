@@ -1,1 +1,1 @@
-"""Shared by the estimators: backend.py, store.py, params.py, saving.py, data.py (Parquet in and out), estimator.py."""
+"""Shared by the estimators: backend.py, store.py, params.py, data.py (Parquet in and out), estimator.py."""

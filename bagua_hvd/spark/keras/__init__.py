@@ -49,16 +49,18 @@ class _Packed:
     def packed(self, params: dict[str, Any]) -> dict[str, Any]:
         import keras
 
-        ways = {"model": to_bytes, "optimizer": keras.saving.serialize_keras_object}
-        return {name: ways[name](value) if name in ways and value is not None else value
-                for name, value in params.items()}
+        return _converted(params, to_bytes, keras.saving.serialize_keras_object)
 
     def unpacked(self, params: dict[str, Any]) -> dict[str, Any]:
         import keras
 
-        ways = {"model": from_bytes, "optimizer": keras.saving.deserialize_keras_object}
-        return {name: ways[name](value, params.get("custom_objects")) if name in ways and value is not None else value
-                for name, value in params.items()}
+        return _converted(params, from_bytes, keras.saving.deserialize_keras_object, params.get("custom_objects"))
+
+
+def _converted(params, model, optimizer, *more):
+    ways = {"model": model, "optimizer": optimizer}
+    return {name: ways[name](value, *more) if name in ways and value is not None else value
+            for name, value in params.items()}
 
 
 @with_params({**MODEL, **_OBJECTS})

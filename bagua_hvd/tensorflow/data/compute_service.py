@@ -26,8 +26,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from bagua_hvd.job.env import get_env_rank_and_size
-from bagua_hvd.job.ports import join_address
+from bagua_hvd.job.environment import get_env_rank_and_size
+from bagua_hvd.job.server import join_address
 from bagua_hvd.tensorflow.data.registry import Attach, Client, Dispatcher, Finished
 
 _SIDES = ("compute", "training")

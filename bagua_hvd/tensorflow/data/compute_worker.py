@@ -14,9 +14,9 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import probe
-from bagua_hvd.job.env import get_env_rank_and_size
-from bagua_hvd.job.ports import EVERY_INTERFACE
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
+from bagua_hvd.job.environment import get_env_rank_and_size
+from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from bagua_hvd.tensorflow.data.registry import Registry
 

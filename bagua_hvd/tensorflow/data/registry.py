@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bagua_hvd.job.messages import Hello
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.probe import connect
-from bagua_hvd.job.service import Service
+from bagua_hvd.job.server import Service
 
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 3

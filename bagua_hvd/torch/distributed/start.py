@@ -4,7 +4,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics, process_sets
-from bagua_hvd.job.engines.join import default_group, join_group
+from bagua_hvd.job.join import default_group, join_group
 
 _lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 """The Work that a c10d operation returns: callers wait for it, poll it, or take a future.
 
 A caller that waits does so in the core, on its own thread, which makes the progress. Only futures need the threads of
-core/completions.py.
+core/operations.py.
 
 On a GPU these threads use a stream of their own: the default one is mostly that of the computation, which must wait
 for results only where they are used. A stream that needs them waits for an event, not for a thread.

@@ -136,7 +136,7 @@ bhvd_status stall_on_notice(bhvd_context *ctx, struct link *link, struct bytes_r
     return BHVD_OK;
 }
 
-// A notified rank logs where it is (bagua_hvd/job/records.py).
+// A notified rank logs where it is (bagua_hvd/core/context.py).
 static void notify_missing(bhvd_context *ctx, const struct stall *stall)
 {
     for (int rank = 0; rank < ctx->options.size; rank++) {

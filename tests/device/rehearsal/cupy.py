@@ -1,4 +1,4 @@
-"""A fake of CuPy for `gpu_check.sh --rehearse`: the functions of device_kernels, test_kernels, tests.laboratory.device.
+"""A fake of CuPy for `gpu_check.sh --rehearse`: the functions of core.device, test_kernels, tests.laboratory.device.
 
 Arrays are NumPy's and kernels run on the CPU (tests/support/ptx.py); times are the host's and mean nothing.
 """

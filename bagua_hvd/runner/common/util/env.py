@@ -1,2 +1,2 @@
-"""bagua_hvd/job/env.py under Horovod's path."""
-from bagua_hvd.job.env import *  # noqa: F403
+"""The same function of bagua_hvd/job/environment.py, under Horovod's path."""
+from bagua_hvd.job.environment import get_env_rank_and_size as get_env_rank_and_size

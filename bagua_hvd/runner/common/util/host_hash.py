@@ -1,2 +1,2 @@
-"""bagua_hvd/job/host_hash.py under Horovod's path."""
-from bagua_hvd.job.host_hash import *  # noqa: F403
+"""The same function of bagua_hvd/job/environment.py, under Horovod's path."""
+from bagua_hvd.job.environment import host_hash as host_hash

@@ -1,11 +1,16 @@
-"""Hosts with slots, and the plan that assigns the ranks to them."""
+"""Hosts with slots, the plan that assigns the ranks to them, and whether a name denotes this host."""
+import functools
+import ipaddress
 import os
 import re
+import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from bagua_hvd.job.env import PLACE
+from bagua_hvd.job.environment import PLACE
+from bagua_hvd.job.server import EVERY_INTERFACE
 
 _HOST = re.compile(r"(?:(?P<name>[\w.-]+)|\[(?P<address>[\da-fA-F]*:[\da-fA-F:.]+)\])(?::(?P<slots>\d+))?", re.ASCII)
 # Open MPI's format; its max_slots has no meaning for a job with a given number of ranks.
@@ -122,18 +127,66 @@ def slots_on(hosts: Sequence[str]) -> list[SlotInfo]:
     Args:
         hosts: the host of each rank. The ranks of a host need not be consecutive.
     """
-    sizes: Counter[str] = Counter(hosts)
-    seen: Counter[str] = Counter()
-    hosts_with: Counter[int] = Counter()        # by local rank
-    cross_ranks: dict[tuple[str, int], int] = {}          # by host and local rank
-    for host, size in sizes.items():
-        for local_rank in range(size):
-            cross_ranks[host, local_rank] = hosts_with[local_rank]
-            hosts_with[local_rank] += 1
+    sizes, seen = Counter(hosts), Counter[str]()
+    # By local rank: the cross ranks of the hosts that have it.
+    cross_ranks = [{host: i for i, host in enumerate(host for host in sizes if sizes[host] > local_rank)}
+                   for local_rank in range(max(sizes.values(), default=0))]
     slots = []
     for rank, host in enumerate(hosts):
         local_rank = seen[host]
         seen[host] += 1
-        slots.append(SlotInfo(host, rank, local_rank, cross_ranks[host, local_rank], len(hosts), sizes[host],
-                              hosts_with[local_rank]))
+        slots.append(SlotInfo(host, rank, local_rank, cross_ranks[local_rank][host], len(hosts), sizes[host],
+                              len(cross_ranks[local_rank])))
     return slots
+
+
+def plan(num_proc: int, hosts_string: str | None = None) -> list[SlotInfo]:
+    """SlotInfos for num_proc ranks.
+
+    Args:
+        hosts_string: `h1:2,h2:2`; None: this host, with as many slots as ranks.
+    Raises:
+        ValueError: malformed, or too few slots.
+    """
+    infos = parse_hosts(f"localhost:{num_proc}" if hosts_string is None else hosts_string)
+    try:
+        return get_host_assignments(infos, num_proc, num_proc)
+    except ValueError as error:
+        raise ValueError(f"{error}: ask for fewer processes, or give the hosts more slots") from None
+
+
+@functools.cache      # a name server may take seconds for a name that only ssh knows
+def is_local(hostname: str) -> bool:
+    """Whether the name denotes this host: localhost, its own name, or an address of one of its interfaces."""
+    own = socket.gethostname().lower()
+    if hostname.lower() in {"localhost", own, own.split(".")[0]}:
+        return True
+    try:
+        found = {ipaddress.ip_address(hostname)}
+    except ValueError:
+        found = _resolved(hostname)
+    return bool(found) and all(address.is_loopback or address.is_unspecified or _is_own(address) for address in found)
+
+
+def _resolved(hostname: str) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        return {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(hostname, None)}
+    except (OSError, UnicodeError):
+        return set()        # only ssh can resolve it
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an interface has the address. With ip_nonlocal_bind, binding to it would prove nothing; and packets to an
+    interface's second address have the first one as their source."""
+    try:
+        if address.version == 6:
+            return f"{int(address):032x}" in Path("/proc/net/if_inet6").read_text()
+        routes = Path("/proc/net/fib_trie").read_text()
+        return re.search(rf"\|-- {re.escape(str(address))}\n(\s*/\d+ .*\n)*?\s*/32 host LOCAL", routes) is not None
+    except OSError:
+        return False
+
+
+def bind_address(hosts: Iterable[str]) -> str:
+    """The address at which the launcher of a job on these hosts listens: loopback, or every interface."""
+    return "127.0.0.1" if all(map(is_local, hosts)) else EVERY_INTERFACE

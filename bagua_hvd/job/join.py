@@ -14,17 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.job import probe
-from bagua_hvd.job.engines.detect import Placement, detect
-from bagua_hvd.job.engines.exchange_file import ExchangeUnavailable, FileExchange
-from bagua_hvd.job.engines.exchange_store import StoreMessage, attempt, store_exchange
-from bagua_hvd.job.engines.mpi_library import MpiExchange
-from bagua_hvd.job.environment import addresses_of
-from bagua_hvd.job.host_hash import host_hash
-from bagua_hvd.job.messages import fill
-from bagua_hvd.job.ports import EVERY_INTERFACE
+from bagua_hvd.job import engines, probe
+from bagua_hvd.job.channel import HOROVOD_SECRET_KEY, fill, make_secret_key
+from bagua_hvd.job.environment import addresses_of, host_hash
 from bagua_hvd.job.rendezvous import Rendezvous
-from bagua_hvd.job.secret import HOROVOD_SECRET_KEY, make_secret_key
+from bagua_hvd.job.server import EVERY_INTERFACE
 
 _AGAIN_SECONDS = 0.1
 _CONNECT_SECONDS = 3
@@ -45,7 +39,7 @@ class RendezvousInfo:
     job: str | None
 
 
-class _Stale(ExchangeUnavailable):
+class _Stale(engines.ExchangeUnavailable):
     """Rank 0's message may be an earlier rank 0's."""
 
 
@@ -109,9 +103,9 @@ class Membership:
 def _exchange(placement, one_host, timeout):
     """The first available exchange. ExchangeUnavailable: none is; BAGUA_HVD_EXCHANGE names the only one to try."""
     exchanges = {
-        "store": lambda: store_exchange(placement, timeout),
-        "file": lambda: FileExchange(placement.job, one_host),
-        "mpi": lambda: MpiExchange(placement),
+        "store": lambda: engines.store_exchange(placement, timeout),
+        "file": lambda: engines.FileExchange(placement.job, one_host),
+        "mpi": lambda: engines.MpiExchange(placement),
     }
     wanted = variables.read("BAGUA_HVD_EXCHANGE")
     if wanted:
@@ -128,9 +122,9 @@ def _exchange(placement, one_host, timeout):
     for kind in order:
         try:
             return exchanges[kind]()
-        except ExchangeUnavailable as error:
+        except engines.ExchangeUnavailable as error:
             reasons.append(f"{kind}: {error}")
-    raise ExchangeUnavailable(
+    raise engines.ExchangeUnavailable(
         f"{placement.engine} started this process as rank {placement.rank} of {placement.size}, but rank 0 cannot send "
         f"the rendezvous address to the other ranks ({'; '.join(reasons)}): start the job by baguarun")
 
@@ -140,7 +134,7 @@ def _parse_rendezvous_info(content):
     try:
         return fill(RendezvousInfo, json.loads(content))
     except ValueError as error:
-        raise ExchangeUnavailable(f"rank 0's message is not understood: {error}") from None
+        raise engines.ExchangeUnavailable(f"rank 0's message is not understood: {error}") from None
 
 
 def _given_secret():
@@ -197,15 +191,15 @@ def join(timeout: float) -> Any:
     if group is not None:       # before the environment: file://, Ray or a notebook may have made it
         store, rank, size = group
         return join_group(store, rank, size, timeout)
-    placement = detect()
+    placement = engines.detect()
     return None if placement is None else Membership(placement, timeout)
 
 
 def join_group(store: Any, rank: int, size: int, timeout: float) -> Any:
     """The Membership of this process among the ranks that share a torch store; collective. As join()."""
-    store = attempt(store, rank, size, timeout)
+    store = engines.attempt(store, rank, size, timeout)
     mine = host_hash()
     store.set(f"host/{rank}", mine)
     hosts = [store.get(f"host/{other}").decode() for other in range(size)]
-    placement = Placement("torch.distributed", rank, size, hosts.count(mine), None)
-    return Membership(placement, timeout, StoreMessage(store))
+    placement = engines.Placement("torch.distributed", rank, size, hosts.count(mine), None)
+    return Membership(placement, timeout, engines.StoreMessage(store))
