@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "device/device.h"
-#include "device/library.h"
 
 typedef int cu_result;                  // CUresult; 0: success
 typedef int cu_device;                  // CUdevice; all others are pointers

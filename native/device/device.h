@@ -2,8 +2,7 @@
 //
 //     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu
 //     cuda.c      NVIDIA's driver, opened at run time
-//     buffer.c    cache of memory between operations
-//     scratch.c   memory for work on one stream, and copies of many spans there
+//     buffer.c    memory of operations, and copies of many spans on the device
 //     nccl_library.c   NCCL, opened at run time
 //
 // Nothing here blocks unless documented. All functions may be called from any thread.
@@ -96,3 +95,15 @@ int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, in
                        void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
+
+// A function of a library of the GPU's vendor, which is opened at run time: not needed to build or to import.
+struct library_symbol {
+    const char *name;                   // as exported
+    void **address;                     // of the variable for its address
+};
+
+// Opens the first file of `paths` that loads (separated by ':'; NULL: none), else `soname`: the copy that the process has already
+// loaded, or one that the system finds. Then resolves the symbols. The library stays loaded, because GPU libraries cannot be
+// unloaded safely. BHVD_ERR_UNSUPPORTED: the message names the missing library or function, and `remedy`.
+bhvd_status library_open(const char *soname, const char *paths, const char *remedy,
+                         const struct library_symbol *symbols, size_t count, struct bhvd_error *error);

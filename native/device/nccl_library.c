@@ -1,7 +1,7 @@
 #include "device/nccl_library.h"
 
 #include "base/status.h"
-#include "device/library.h"
+#include "device/device.h"
 
 enum { NCCL_OLDEST = 21400 };           // nonblocking communicators, which can be queried for errors
 

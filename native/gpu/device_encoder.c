@@ -1,6 +1,6 @@
 #include "gpu/device_encoder.h"
 
-#include "kernel/codec_sums.h"
+#include "kernel/codec.h"
 #include "kernel/rotated.h"
 
 enum {

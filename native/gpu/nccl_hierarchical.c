@@ -2,7 +2,7 @@
 //
 //     allreduce    reduce-scatter within hosts | shard to the host | allreduce among its owners | shard back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
-#include "gpu/nccl_hierarchical.h"
+#include "gpu/nccl_execution.h"
 
 #include "base/size.h"
 

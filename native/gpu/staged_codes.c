@@ -151,6 +151,8 @@ int staged_codes_mix(const struct collective *coll, const struct device_encoder 
                      void **values)
 {
     void *mixed;
+    if (!coll->mixes_before)
+        return 0;
     int failed = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
     if (!failed)
         failed = mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
@@ -162,6 +164,8 @@ int staged_codes_mix_results(const struct collective *coll, const struct device_
                              const void *values)
 {
     void *results;
+    if (!coll->mixes_after)
+        return 0;
     int failed = staged_codes_target(coll, scratch, &results);
     if (!failed)
         failed = mix(coll, encoder, results, values, coll->after, scratch->stream);
@@ -179,7 +183,7 @@ static int start(struct collective *coll, void *stream)
         failed = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
     if (!failed)
         failed = staged_codes_pack(coll, &scratch, &values);
-    if (!failed && coll->mixes_before)
+    if (!failed)
         failed = staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
     if (!failed)
         failed = encode(coll, &scratch, values);
@@ -278,7 +282,7 @@ static int add(const struct collective *coll, struct device_scratch *scratch)
         failed = staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
     if (!failed && coll->mixes_after)
         failed = staged_codes_pack(coll, scratch, &values);
-    if (!failed && coll->mixes_after)
+    if (!failed)
         failed = staged_codes_mix_results(coll, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
     return failed ? failed : recorded;

@@ -6,7 +6,7 @@
 
 #include "base/size.h"
 #include "base/status.h"
-#include "device/scratch.h"
+#include "device/buffer.h"
 
 enum { SMALL_BYTES = 1 << 20 };         // below, packing is faster than starting a copy; above, it takes too much memory
 

@@ -1,7 +1,7 @@
 // Vector operations that do not depend on the instruction set, for files that are compiled for each (build.py). A `vec` is LANES
 // floats, a `whole` as many 32-bit integers with the same bits; both support the operators of C. vectors_<isa>.h also defines
 //     vec_load, vec_store, vec_stream (aligned), vec_set1, vec_rint, vec_min, vec_max
-//     vec_load_<type>, vec_store_two_<type>, vec_round_f16        see struct element below
+//     vec_store_two_bf16(p, a, b)
 //     mask                     of lanes, taking |; MASK_NONE, mask_bits(m): bit i: lane i
 //     vec_greater(a, b), vec_unordered(a, b)    lanes where a > b; where one is a NaN
 //     vec_choose(m, a, b)      b in the lanes of m, else a
@@ -9,19 +9,20 @@
 //     vec_least(x), vec_greatest(x)    over the lanes, none of which is a NaN
 //     vec_sum(x)               lane j plus lane j + w, for w = LANES / 2, ... 1
 //     vec_nearest(x), vec_truncated(x) as a `whole`
+//     whole_with_upper(a, b)   a, with the upper 16 bits of b
 //     bytes_signed(n), bytes_unsigned(n)    BLOCK numbers as bytes
 //     vec_to_u8(q)             BLOCK numbers as bytes, rounded and clamped to 0..255
 //     vec_load_bytes(p)        LANES bytes; vec_from_i8(bytes), vec_from_u8(bytes): as numbers
-//     halves, halves_from_bytes(bytes), vec_from_halves(h)        LANES 16-bit numbers; as float16
+//     halves, load_halves, store_halves, stream_halves (aligned)  LANES 16-bit numbers
+//     halves_from_bytes(bytes), halves_from_floats(x), vec_from_halves(h), whole_from_halves(h)      as floats: float16
+//     halves_of(n)             the numbers of a `whole`, all of 16 bits
 //     wide, wide_low(x), wide_high(x), wide_store                 half of the lanes as doubles
 //     wide_add_square(sum, x)  sum + x x, where the product is exact: x comes from a float32
 #pragma once
 
-#include <float.h>
 #include <immintrin.h>
 
-#include "kernel/codec_random.h"
-#include "kernel/element.h"
+#include "kernel/codec.h"
 #include "kernel/loops.h"
 
 #ifdef __AVX512F__
@@ -56,7 +57,7 @@ INLINE vec vec_with_sign(vec magnitude, vec x) { return (vec)((whole)magnitude |
 INLINE vec vec_flipped(vec x, whole n) { return (vec)((whole)x ^ (n & 0x80000000)); }
 INLINE vec vec_canonical(vec x) { return vec_choose(vec_unordered(x, x), x, vec_set1((float)NAN)); }
 
-// u of codec_random.h from x, which has h from bit 7 on: the bits of 1 + u are assembled directly.
+// u of codec.h from x, which has h from bit 7 on: the bits of 1 + u are assembled directly.
 INLINE vec uniform_of(whole x) { return (vec)((x & 0x007fff80) | 0x3f800040) - 1; }
 
 // codec_uniform for the BLOCK elements from index on, a multiple of BLOCK.
@@ -82,13 +83,24 @@ INLINE void prefetch_block(const char *block, size_t size)
         _mm_prefetch(block + PREFETCH_BYTES + line, _MM_HINT_T0);
 }
 
+INLINE vec vec_load_f16(const void *p) { return vec_from_halves(load_halves(p)); }
+INLINE vec vec_load_bf16(const void *p) { return (vec)(whole_from_halves(load_halves(p)) << 16); }
+INLINE void vec_store_f16(void *p, vec x) { store_halves(p, halves_from_floats(x)); }
+
 INLINE vec vec_round_f32(vec x) { return x; }
+INLINE vec vec_round_f16(vec x) { return vec_from_halves(halves_from_floats(x)); }
 INLINE vec vec_round_bf16(vec x) { return (vec)(rounded_bf16(x) & 0xffff0000); }
 
 INLINE void vec_store_two_f32(void *p, vec a, vec b)
 {
     vec_store(p, a);
     vec_store((char *)p + sizeof a, b);
+}
+
+INLINE void vec_store_two_f16(void *p, vec a, vec b)
+{
+    vec_store_f16(p, a);
+    vec_store_f16((char *)p + sizeof(halves), b);
 }
 
 // An element type: its vector operations, and scalar ones for the header.
@@ -101,9 +113,9 @@ struct element {
     float (*load_one)(const void *p);
     void (*store_one)(void *p, float x);
 };
-static const struct element f32 = {4, FLT_MAX, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
-static const struct element f16 = {2, 65504, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
-static const struct element bf16 = {2, 0x1.fep127f, vec_load_bf16, vec_store_two_bf16, vec_round_bf16,
+static const struct element f32 = {4, LARGEST_f32, vec_load, vec_store_two_f32, vec_round_f32, load_f32, store_f32};
+static const struct element f16 = {2, LARGEST_f16, vec_load_f16, vec_store_two_f16, vec_round_f16, load_f16, store_f16};
+static const struct element bf16 = {2, (float)LARGEST_bf16, vec_load_bf16, vec_store_two_bf16, vec_round_bf16,
                                     load_bf16, store_bf16};
 
 // Copies the last count < BLOCK elements, padded to a block with zeros.
@@ -120,6 +132,8 @@ INLINE void tail_load(char *block, const char *src, size_t count, size_t size)
     for (size_t i = count; i < BLOCK; i++)
         memcpy(block + i * size, src, size);
 }
+
+// -------------------------------------------------------------------------------------------------- minimum, maximum
 
 struct range {
     vec mn[2], mx[2];
@@ -171,3 +185,80 @@ INLINE void range_find(const char *src, size_t count, const struct element *elem
     }
     range_end(&range, mn, mx);
 }
+
+// --------------------------------------------------------------------------------------------- one code per element
+
+// vector number v of the block of 32 elements that begins with element i. grid: the parameters of the whole chunk, from its code.
+// Codes are padded, so all vectors of a last, shorter block may be requested.
+typedef vec (*dequantize_fn)(const void *grid, size_t i, int v);
+
+// Results too large for the caches bypass them, if their alignment allows it.
+INLINE int can_stream(const void *dst, size_t count, const struct element *element)
+{
+    return element->size == sizeof(float) && count >= STREAM_COUNT && (uintptr_t)dst % sizeof(vec) == 0;
+}
+
+INLINE void decode_block(char *to, const void *grid, dequantize_fn dequantize, size_t i, const struct element *element, int stream)
+{
+    for (int v = 0; v < BLOCK_VECTORS; v += 2) {
+        const vec a = dequantize(grid, i, v), b = dequantize(grid, i, v + 1);
+        if (stream) {
+            vec_stream(to + v * sizeof(vec), a);
+            vec_stream(to + (v + 1) * sizeof(vec), b);
+        } else
+            element->store_two(to + v * LANES * element->size, a, b);
+    }
+}
+
+INLINE void decode_vectors(void *dst, const void *grid, dequantize_fn dequantize, size_t count, const struct element *element)
+{
+    char *to = dst;
+    size_t i = 0;
+    if (can_stream(dst, count, element)) {
+        for (; i + BLOCK <= count; i += BLOCK)
+            decode_block(to + i * element->size, grid, dequantize, i, element, 1);
+        _mm_sfence();                   // before the result is announced to another thread
+    }
+    for (; i + BLOCK <= count; i += BLOCK)
+        decode_block(to + i * element->size, grid, dequantize, i, element, 0);
+    if (i < count) {
+        char last[BLOCK * sizeof(float)];
+        decode_block(last, grid, dequantize, i, element, 0);
+        memcpy(to + i * element->size, last, (count - i) * element->size);
+    }
+}
+
+INLINE void add_block(char *to, const void *grid, dequantize_fn dequantize, size_t i, const struct element *element)
+{
+    for (int v = 0; v < BLOCK_VECTORS; v++) {
+        char *at = to + v * sizeof(vec);
+        vec_store(at, vec_load(at) + element->round(dequantize(grid, i, v)));
+    }
+}
+
+INLINE void decode_add_vectors(float *dst, const void *grid, dequantize_fn dequantize, size_t count, const struct element *element)
+{
+    char *to = (char *)dst;
+    size_t i = 0;
+    for (; i + BLOCK <= count; i += BLOCK)
+        add_block(to + 4 * i, grid, dequantize, i, element);
+    if (i < count) {
+        char last[BLOCK * sizeof(float)] = {0};
+        memcpy(last, to + 4 * i, 4 * (count - i));
+        add_block(last, grid, dequantize, i, element);
+        memcpy(to + 4 * i, last, 4 * (count - i));
+    }
+}
+
+// The decoding of a codec. load: makes a `struct grid` from src, count and options.
+#define DECODERS(name, element, dequantize, load)                           \
+    DECODE(name, element)                                                   \
+    {                                                                       \
+        const struct grid grid = load;                                      \
+        decode_vectors(dst, &grid, dequantize, count, &element);            \
+    }                                                                       \
+    DECODE_ADD(name, element)                                               \
+    {                                                                       \
+        const struct grid grid = load;                                      \
+        decode_add_vectors(dst, &grid, dequantize, count, &element);        \
+    }

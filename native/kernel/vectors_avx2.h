@@ -33,17 +33,18 @@ INLINE float vec_sum(vec x)
 
 typedef __m128i halves;
 #define halves_from_bytes _mm_cvtepu8_epi16
+#define halves_from_floats(x) _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
 #define vec_from_halves _mm256_cvtph_ps
 
-INLINE vec vec_load_f16(const void *p) { return vec_from_halves(_mm_loadu_si128(p)); }
-INLINE void vec_store_f16(void *p, vec x) { _mm_storeu_si128(p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
-INLINE vec vec_load_bf16(const void *p) { return (vec)((whole)_mm256_cvtepu16_epi32(_mm_loadu_si128(p)) << 16); }
-INLINE vec vec_round_f16(vec x) { return vec_from_halves(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+INLINE halves load_halves(const void *p) { return _mm_loadu_si128(p); }
+INLINE void store_halves(void *p, halves h) { _mm_storeu_si128(p, h); }
+INLINE void stream_halves(void *p, halves h) { _mm_stream_si128(p, h); }
+INLINE whole whole_from_halves(halves h) { return (whole)_mm256_cvtepu16_epi32(h); }
 
-INLINE void vec_store_two_f16(void *p, vec a, vec b)
+// packus works within each half of the register; lanes 0 and 2 then hold the eight results.
+INLINE halves halves_of(whole n)
 {
-    vec_store_f16(p, a);
-    vec_store_f16((char *)p + sizeof(halves), b);
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)n, (__m256i)n), 0x08));
 }
 
 // packs and packus work within each half of the register, so their results are permuted afterwards.
@@ -70,6 +71,8 @@ INLINE vec vec_negate(vec x, uint32_t bits, int v)
 
 INLINE whole vec_nearest(vec x) { return (whole)_mm256_cvtps_epi32(x); }
 INLINE whole vec_truncated(vec x) { return (whole)_mm256_cvttps_epi32(x); }
+
+INLINE whole whole_with_upper(whole a, whole b) { return (whole)_mm256_blend_epi16((__m256i)a, (__m256i)b, 0xaa); }
 
 INLINE __m256i words_signed(whole a, whole b) { return _mm256_packs_epi32((__m256i)a, (__m256i)b); }
 INLINE __m256i sorted(__m256i x) { return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); }

@@ -15,25 +15,19 @@ INLINE vec vec_rint(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEARES
 
 typedef __m256i halves;
 #define halves_from_bytes _mm256_cvtepu8_epi16
+#define halves_from_floats(x) _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)
 #define vec_from_halves _mm512_cvtph_ps
 
-INLINE void store_halves(void *p, __m256i h) { _mm256_storeu_si256(p, h); }
-INLINE __m256i load_halves(const void *p) { return _mm256_loadu_si256(p); }
-INLINE __m256i halves_of(vec x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
-INLINE vec vec_load_f16(const void *p) { return vec_from_halves(load_halves(p)); }
-INLINE vec vec_load_bf16(const void *p) { return (vec)((whole)_mm512_cvtepu16_epi32(load_halves(p)) << 16); }
-INLINE vec vec_round_f16(vec x) { return vec_from_halves(halves_of(x)); }
-
-INLINE void vec_store_two_f16(void *p, vec a, vec b)
-{
-    store_halves(p, halves_of(a));
-    store_halves((char *)p + sizeof(halves), halves_of(b));
-}
+INLINE halves load_halves(const void *p) { return _mm256_loadu_si256(p); }
+INLINE void store_halves(void *p, halves h) { _mm256_storeu_si256(p, h); }
+INLINE void stream_halves(void *p, halves h) { _mm256_stream_si256(p, h); }
+INLINE whole whole_from_halves(halves h) { return (whole)_mm512_cvtepu16_epi32(h); }
+INLINE halves halves_of(whole n) { return _mm512_cvtepi32_epi16((__m512i)n); }
 
 INLINE void vec_store_two_bf16(void *p, vec a, vec b)
 {
-    store_halves(p, _mm512_cvtepi32_epi16((__m512i)(rounded_bf16(a) >> 16)));
-    store_halves((char *)p + sizeof(halves), _mm512_cvtepi32_epi16((__m512i)(rounded_bf16(b) >> 16)));
+    store_halves(p, halves_of(rounded_bf16(a) >> 16));
+    store_halves((char *)p + sizeof(halves), halves_of(rounded_bf16(b) >> 16));
 }
 
 typedef __mmask16 mask;
@@ -51,6 +45,11 @@ INLINE vec vec_negate(vec x, uint32_t bits, int v)
 
 INLINE whole vec_nearest(vec x) { return (whole)_mm512_cvtps_epi32(x); }
 INLINE whole vec_truncated(vec x) { return (whole)_mm512_cvttps_epi32(x); }
+
+INLINE whole whole_with_upper(whole a, whole b)
+{
+    return (whole)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)a, (__m512i)b);
+}
 
 INLINE __m256i joined(__m128i low, __m128i high)
 {

@@ -2,8 +2,6 @@
  *
  * In eager mode (attribute `blocking`) the calling thread itself waits, and drives the progress.
  */
-#include "tensorflow/collective_ops.h"
-
 #include "tensorflow/completion.h"
 #include "tensorflow/op_kernel.h"
 
@@ -58,9 +56,7 @@ static void *create(TF_OpKernelConstruction *construction, bhvd_kind kind)
         self->root_rank = (int32_t)kernel_int(construction, "root_rank", status);
     if (kind == BHVD_ALLTOALL)
         self->even = kernel_bool(construction, "even", status);
-    if (tf.GetCode(status) != TF_OK)
-        tf.OpKernelConstruction_Failure(construction, status);
-    tf.DeleteStatus(status);
+    kernel_constructed(construction, status);
     return self;
 }
 
@@ -289,7 +285,6 @@ static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneC
 
 #define REDUCED_TYPES "{uint8, int8, int32, int64, half, float, double, bfloat16}"
 #define SCATTERED_TYPES "{int32, int64, half, float, double, bfloat16}"
-#define MOVED_TYPES "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16}"
 #define COMMON_ATTRIBUTES "tensor_name: string", "process_set_id: int = 0", "blocking: bool = false"
 #define REDUCTION_ATTRIBUTES "op: int", "prescale_factor: float = 1.0", "postscale_factor: float = 1.0"
 
@@ -302,9 +297,6 @@ COLLECTIVE(alltoall, ALLTOALL)
 COLLECTIVE(reducescatter, REDUCESCATTER)
 COLLECTIVE(barrier, BARRIER)
 
-#define STRINGS(...) (const char *const[]){ __VA_ARGS__, NULL }
-#define NO_STRINGS (const char *const[]){ NULL }
-
 bool collective_register(TF_Status *status)
 {
     const struct kernel_op ops[] = {
@@ -312,14 +304,14 @@ bool collective_register(TF_Status *status)
           .attributes = STRINGS("T: list(" REDUCED_TYPES ") >= 1", REDUCTION_ATTRIBUTES, COMMON_ATTRIBUTES),
           .shape = kernel_same_shapes, .create = create_allreduce },
         { .name = "BaguaHvdAllgather", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
-          .attributes = STRINGS("T: list(" MOVED_TYPES ") >= 1", COMMON_ATTRIBUTES),
+          .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", COMMON_ATTRIBUTES),
           .shape = kernel_other_rows, .create = create_allgather },
         { .name = "BaguaHvdBroadcast", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
-          .attributes = STRINGS("T: list(" MOVED_TYPES ") >= 1", "root_rank: int", COMMON_ATTRIBUTES),
+          .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "root_rank: int", COMMON_ATTRIBUTES),
           .shape = kernel_same_shapes, .create = create_broadcast },
         { .name = "BaguaHvdAlltoall", .inputs = STRINGS("tensor: T", "splits: int32"),
           .outputs = STRINGS("output: T", "received_splits: int32"),
-          .attributes = STRINGS("T: " MOVED_TYPES, "even: bool = false", COMMON_ATTRIBUTES),
+          .attributes = STRINGS("T: " ALL_TYPES, "even: bool = false", COMMON_ATTRIBUTES),
           .shape = kernel_other_rows, .create = create_alltoall },
         { .name = "BaguaHvdReducescatter", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
           .attributes = STRINGS("T: list(" SCATTERED_TYPES ") >= 1", REDUCTION_ATTRIBUTES, COMMON_ATTRIBUTES),

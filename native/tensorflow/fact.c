@@ -1,6 +1,4 @@
 /* Op BaguaHvdFact: numbers of the job, read when the graph runs. In an elastic job they may change between runs. */
-#include "tensorflow/fact.h"
-
 #include "tensorflow/op_kernel.h"
 
 #include <stdlib.h>
@@ -61,9 +59,7 @@ static void *create(TF_OpKernelConstruction *construction)
     struct fact *self = calloc(1, sizeof *self);
     self->name = kernel_string(construction, "fact", status);
     self->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
-    if (tf.GetCode(status) != TF_OK)
-        tf.OpKernelConstruction_Failure(construction, status);
-    tf.DeleteStatus(status);
+    kernel_constructed(construction, status);
     return self;
 }
 
@@ -97,12 +93,9 @@ static void compute(void *kernel, TF_OpKernelContext *ctx)
 bool fact_register(TF_Status *status)
 {
     const struct kernel_op op = {
-        .name = "BaguaHvdFact", .inputs = (const char *const[]){ NULL },
-        .outputs = (const char *const[]){ "value: int32", NULL },
-        .attributes = (const char *const[]){
-            "fact: {'size', 'rank', 'local_size', 'local_rank', 'process_set_rank', "
-            "'process_set_included'}", "process_set_id: int = 0",
-            NULL },
+        .name = "BaguaHvdFact", .inputs = NO_STRINGS, .outputs = STRINGS("value: int32"),
+        .attributes = STRINGS("fact: {'size', 'rank', 'local_size', 'local_rank', 'process_set_rank', 'process_set_included'}",
+                              "process_set_id: int = 0"),
         .shape = kernel_scalar_shape, .create = create, .compute = compute, .destroy = destroy,
     };
     return kernel_register(&op, status);

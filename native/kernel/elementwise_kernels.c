@@ -1,0 +1,252 @@
+// Elementwise arithmetic: reductions of two vectors, and scaling by a factor.
+//
+// float minimum and maximum: of -0.0 and +0.0 the result is b; a NaN result is always the canonical one. NaN in a float sum or
+// product: the result is a NaN whose payload depends on the processor.
+#include "kernel/loops.h"
+#ifdef VECTORS
+#include "kernel/vectors.h"
+#endif
+
+// --------------------------------------------------------------------------- reductions that the compiler vectorizes
+
+// One loop over elements of any_<element>; the expression uses them as x and y.
+#define REDUCE(name, element, expression)                                                               \
+    static void NAME(reduce_##name##_##element)(void *to, const void *a, const void *b, size_t count)   \
+    {                                                                                                   \
+        any_##element *dst = to;                                                                        \
+        const any_##element *left = a, *right = b;                                                      \
+        INDEPENDENT for (size_t i = 0; i < count; i++) {                                                \
+            const __typeof__(left[0] + 0) x = left[i], y = right[i];                                    \
+            dst[i] = (__typeof__(dst[0] + 0))(expression);                                              \
+        }                                                                                               \
+    }
+
+// Sums and products of signed integers are computed as unsigned ones, which wrap; 1u * keeps uint16 products out of int.
+REDUCE(sum, u8, x + y)
+REDUCE(sum, u16, x + y)
+REDUCE(sum, u32, x + y)
+REDUCE(sum, u64, x + y)
+REDUCE(sum, f32, x + y)
+REDUCE(sum, f64, x + y)
+REDUCE(product, u8, 1u * x * y)
+REDUCE(product, u16, 1u * x * y)
+REDUCE(product, u32, x * y)
+REDUCE(product, u64, x * y)
+REDUCE(product, f32, x * y)
+REDUCE(product, f64, x * y)
+
+#define REDUCE_MIN_MAX(element)              \
+    REDUCE(min, element, x < y ? x : y)      \
+    REDUCE(max, element, x > y ? x : y)
+REDUCE_MIN_MAX(u8)
+REDUCE_MIN_MAX(i8)
+REDUCE_MIN_MAX(u16)
+REDUCE_MIN_MAX(i16)
+REDUCE_MIN_MAX(i32)
+REDUCE_MIN_MAX(i64)
+REDUCE(min, f32, x != x || y != y ? (float)NAN : x < y ? x : y)
+REDUCE(max, f32, x != x || y != y ? (float)NAN : x > y ? x : y)
+REDUCE(min, f64, x != x || y != y ? (double)NAN : x < y ? x : y)
+REDUCE(max, f64, x != x || y != y ? (double)NAN : x > y ? x : y)
+
+REDUCE(or, u8, (x | y) != 0)
+REDUCE(and, u8, (x != 0) & (y != 0))
+
+// ------------------------------------------------------------------------------ scaling that the compiler vectorizes
+
+// n if the factor is the nearest double to 1 / n, as for a mean over n ranks; otherwise 0. The caller then divides by n, because 49
+// * (1. / 49) is below 1 and would be truncated to 0.
+static inline double scale_divisor(double factor)
+{
+    const double n = factor >= 0x1p-31 && factor <= 0.5 ? (double)(int64_t)(1.0 / factor + 0.5) : 0.0;
+    return n > 0 && 1.0 / n == factor ? n : 0.0;
+}
+
+static void NAME(scale_f32)(void *to, const void *from, double factor, size_t count)
+{
+    any_f32 *dst = to;
+    const any_f32 *src = from;
+    const float f = (float)factor;
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        dst[i] = src[i] * f;
+}
+
+static void NAME(scale_f64)(void *to, const void *from, double factor, size_t count)
+{
+    any_f64 *dst = to;
+    const any_f64 *src = from;
+    INDEPENDENT for (size_t i = 0; i < count; i++)
+        dst[i] = src[i] * factor;
+}
+
+// Integers: conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
+#define SCALE_INTEGERS(expression, low, high)                                                         \
+    INDEPENDENT for (size_t i = 0; i < count; i++)                                                    \
+    {                                                                                                 \
+        const double product = (expression), number = product == product ? product : 0.0;             \
+        const double above = number > (low) ? number : (low);                                         \
+        dst[i] = (__typeof__(dst[0] + 0))(above < (high) ? above : (high));                           \
+    }
+#define SCALE_INTEGER(element, low, high)                                                             \
+    static void NAME(scale_##element)(void *to, const void *from, double factor, size_t count)        \
+    {                                                                                                 \
+        any_##element *dst = to;                                                                      \
+        const any_##element *src = from;                                                              \
+        const double divisor = scale_divisor(factor);                                                 \
+        if (divisor > 0)                                                                              \
+            SCALE_INTEGERS(src[i] / divisor, low, high)                                               \
+        else                                                                                          \
+            SCALE_INTEGERS(src[i] * factor, low, high)                                                \
+    }
+SCALE_INTEGER(u8, 0.0, (double)UINT8_MAX)
+SCALE_INTEGER(i8, (double)INT8_MIN, (double)INT8_MAX)
+SCALE_INTEGER(u16, 0.0, (double)UINT16_MAX)
+SCALE_INTEGER(i16, (double)INT16_MIN, (double)INT16_MAX)
+SCALE_INTEGER(i32, (double)INT32_MIN, (double)INT32_MAX)
+
+// The upper limit is not a double: 2^63 is the first one past it.
+static void NAME(scale_i64)(void *to, const void *from, double factor, size_t count)
+{
+    any_i64 *dst = to;
+    const any_i64 *src = from;
+    const int64_t divisor = (int64_t)scale_divisor(factor);
+    for (size_t i = 0; i < count; i++) {
+        const double product = (double)src[i] * factor;
+        if (divisor > 0)
+            dst[i] = src[i] / divisor;
+        else if (product >= 0x1p63)
+            dst[i] = INT64_MAX;
+        else if (product < -0x1p63)
+            dst[i] = INT64_MIN;
+        else
+            dst[i] = product == product ? (int64_t)product : 0;
+    }
+}
+
+static void NAME(scale_bool)(void *dst, const void *src, double factor, size_t count)
+{
+    (void)factor;
+    if (dst != src && count > 0)
+        memcpy(dst, src, count);
+}
+
+// ----------------------------------------------------------------------------------------------- float16 and bfloat16
+
+// They are computed in float32; every NaN result is the canonical one.
+#ifdef VECTORS
+// Two vectors of elements, in an order that depends on the type. (bfloat16: even and odd elements, which needs no shuffle.)
+typedef vec number;
+typedef struct {
+    vec a, b;
+} numbers;
+
+INLINE numbers load_f16s(const void *p) { return (numbers){vec_load_f16(p), vec_load_f16((const char *)p + sizeof(halves))}; }
+INLINE void store_f16s(void *p, numbers x) { vec_store_two_f16(p, x.a, x.b); }
+
+INLINE numbers load_bf16s(const void *p)
+{
+    const whole bits = (whole)vec_load(p);
+    return (numbers){(vec)(bits << 16), (vec)(bits & 0xffff0000)};
+}
+
+INLINE void store_bf16s(void *p, numbers x)
+{
+    vec_store(p, (vec)whole_with_upper(rounded_bf16(x.a) >> 16, rounded_bf16(x.b)));
+}
+
+// The instruction returns y when either is NaN, so a NaN in x must be restored.
+INLINE vec minimum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_min(x, y), x); }
+INLINE vec maximum(vec x, vec y) { return vec_choose(vec_unordered(x, x), vec_max(x, y), x); }
+
+INLINE numbers all_equal(float x) { return (numbers){vec_set1(x), vec_set1(x)}; }
+
+INLINE numbers operate(numbers x, numbers y, number (*operation)(number x, number y))
+{
+    return (numbers){vec_canonical(operation(x.a, y.a)), vec_canonical(operation(x.b, y.b))};
+}
+#else
+typedef float number, numbers;
+
+#define load_f16s load_f16
+#define load_bf16s load_bf16
+#define store_f16s store_f16
+#define store_bf16s store_bf16
+INLINE float minimum(float x, float y) { return x != x || y != y ? (float)NAN : x < y ? x : y; }
+INLINE float maximum(float x, float y) { return x != x || y != y ? (float)NAN : x > y ? x : y; }
+INLINE float all_equal(float x) { return x; }
+INLINE float operate(float x, float y, float (*operation)(float x, float y)) { return canonical_nan(operation(x, y)); }
+#endif
+
+INLINE number sum(number x, number y) { return x + y; }
+INLINE number product(number x, number y) { return x * y; }
+
+// to[i] = a[i] (op) b[i]. b NULL: a[i] (op) factor.
+INLINE void half_loop(char *to, const char *a, const char *b, float factor, size_t count, numbers (*load)(const void *p),
+                      void (*store)(void *p, numbers x), number (*operation)(number x, number y))
+{
+    enum { SIZE = sizeof(any_f16), STEP = sizeof(numbers) / sizeof(float) };
+    const numbers by = all_equal(factor);
+    size_t i = 0;
+    for (; i + STEP <= count; i += STEP)
+        store(to + SIZE * i, operate(load(a + SIZE * i), b ? load(b + SIZE * i) : by, operation));
+    if (i < count) {
+        const size_t left = SIZE * (count - i);
+        uint16_t x[STEP] = {0}, y[STEP] = {0};
+        memcpy(x, a + SIZE * i, left);
+        if (b)
+            memcpy(y, b + SIZE * i, left);
+        store(x, operate(load(x), b ? load(y) : by, operation));
+        memcpy(to + SIZE * i, x, left);
+    }
+}
+
+#define REDUCE_HALF(name, element, operation)                                                               \
+    static void NAME(reduce_##name##_##element)(void *dst, const void *a, const void *b, size_t count)      \
+    {                                                                                                       \
+        half_loop(dst, a, b, 0, count, load_##element##s, store_##element##s, operation);                   \
+    }
+#define HALF(element)                               \
+    REDUCE_HALF(sum, element, sum)                  \
+    REDUCE_HALF(product, element, product)          \
+    REDUCE_HALF(min, element, minimum)              \
+    REDUCE_HALF(max, element, maximum)              \
+    static void NAME(scale_##element)(void *dst, const void *src, double factor, size_t count)                      \
+    {                                                                                                               \
+        half_loop(dst, src, NULL, (float)factor, count, load_##element##s, store_##element##s, product);            \
+    }
+HALF(f16)
+HALF(bf16)
+
+// -------------------------------------------------------------------------------------------------------------- table
+
+#define REDUCE_FILL(dtype, sum, product, min, max)                          \
+    table->reduce[KERNEL_SUM][dtype] = NAME(reduce_##sum);                  \
+    table->reduce[KERNEL_PRODUCT][dtype] = NAME(reduce_##product);          \
+    table->reduce[KERNEL_MIN][dtype] = NAME(reduce_##min);                  \
+    table->reduce[KERNEL_MAX][dtype] = NAME(reduce_##max)
+
+void NAME(elementwise_kernels_init)(struct kernel_table *table)
+{
+    REDUCE_FILL(BHVD_UINT8, sum_u8, product_u8, min_u8, max_u8);
+    REDUCE_FILL(BHVD_INT8, sum_u8, product_u8, min_i8, max_i8);
+    REDUCE_FILL(BHVD_UINT16, sum_u16, product_u16, min_u16, max_u16);
+    REDUCE_FILL(BHVD_INT16, sum_u16, product_u16, min_i16, max_i16);
+    REDUCE_FILL(BHVD_INT32, sum_u32, product_u32, min_i32, max_i32);
+    REDUCE_FILL(BHVD_INT64, sum_u64, product_u64, min_i64, max_i64);
+    REDUCE_FILL(BHVD_FLOAT32, sum_f32, product_f32, min_f32, max_f32);
+    REDUCE_FILL(BHVD_FLOAT64, sum_f64, product_f64, min_f64, max_f64);
+    REDUCE_FILL(BHVD_BOOL, or_u8, and_u8, and_u8, or_u8);
+    REDUCE_FILL(BHVD_FLOAT16, sum_f16, product_f16, min_f16, max_f16);
+    REDUCE_FILL(BHVD_BFLOAT16, sum_bf16, product_bf16, min_bf16, max_bf16);
+    table->scale[BHVD_UINT8] = NAME(scale_u8);
+    table->scale[BHVD_INT8] = NAME(scale_i8);
+    table->scale[BHVD_UINT16] = NAME(scale_u16);
+    table->scale[BHVD_INT16] = NAME(scale_i16);
+    table->scale[BHVD_INT32] = NAME(scale_i32);
+    table->scale[BHVD_INT64] = NAME(scale_i64);
+    table->scale[BHVD_FLOAT32] = NAME(scale_f32);
+    table->scale[BHVD_FLOAT64] = NAME(scale_f64);
+    table->scale[BHVD_FLOAT16] = NAME(scale_f16);
+    table->scale[BHVD_BFLOAT16] = NAME(scale_bf16);
+    table->scale[BHVD_BOOL] = NAME(scale_bool);
+}
