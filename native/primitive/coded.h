@@ -1,9 +1,33 @@
-// Schedules of codes, shared by the primitives and their simulation.
+// The primitives over links, as schedules (executor/schedule.h). Ranks exchange codes: each is the values of a segment, encoded
+// by a codec, or (D_FP_S) unencoded.
+//
+// Segments overlap: one is on the wire while another is encoded and a third decoded.
 #pragma once
 
-#include "primitive/coded_schedules.h"
+#include "executor/schedule.h"
 #include "primitive/encoder.h"
 #include "primitive/primitive.h"
+
+// Code k of segment s is at `at` + k * each + s * segment; in slots, s modulo their number.
+struct code_lay {
+    enum buffer_kind buffer;
+    size_t at, each, segment;
+    bool in_slots;
+};
+
+enum { PLAIN_SEGMENT_NBYTES = 128 * 1024 };     // of values that are sent unencoded
+
+struct codes {
+    struct segments cut;                                // of the vector's elements
+    size_t element;                                     // bytes
+    bhvd_codec codec;                                   // BHVD_CODEC_NONE: the codes are the values
+    bhvd_dtype dtype;
+    struct bhvd_codec_options options;
+    size_t slots;                                       // segments in flight, at least 1
+    struct code_lay own, received, results;
+    bool encodes;               // otherwise the own codes exist already
+    bool decodes;               // otherwise the codes of the result are only received into `results`
+};
 
 // The codes of a primitive on a vector of `nbytes`, whose participants are `size` ranks or hosts, in slots in scratch memory.
 // peers: of a decentralized one; NULL for C_LP_S.
@@ -16,6 +40,7 @@ static inline bool coded_scatters(const struct collective *coll)
     return coll->kind == BHVD_C_LP_S && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
 }
 
+
 // For codes that a GPU has encoded, and will decode.
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands);
 
@@ -26,3 +51,17 @@ struct coded_scratch {
 };
 
 struct coded_scratch coded_acquire(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t floats);
+
+// ------------------------------------------------------------------------------------------------------ the schedules
+
+// For codes made and decoded here: slots in scratch memory. Each segment has a code of this rank for every chunk, and `received`
+// codes of others. network: determines the number of slots.
+void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network);
+
+// C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
+// result to all. own, received, results: k is the rank that owns the chunk, or that sent it.
+void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes);
+
+// Each rank sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received,
+// results: k is the index in `peers`. peers NULL: all other ranks, k is then the rank.
+void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count);

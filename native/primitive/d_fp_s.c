@@ -8,7 +8,7 @@
 // Values are added in the order written, in float32 (float64: in double), multiplied by the weight, and rounded to the dtype once.
 // Both sides of a pair compute the same bits. src is only read, so weights may be sent while a backward pass uses them.
 //
-// The vector is sent in segments; a few are on the wire while one is averaged (coded_schedules.h). In place is safe: a segment
+// The vector is sent in segments; a few are on the wire while one is averaged (coded.h). In place is safe: a segment
 // is written only after it has been sent.
 // Cost: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
@@ -153,14 +153,19 @@ static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *c
     return a;
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
-                              struct span_list *list, struct plan *plan)
+static bhvd_status plan_among(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    const struct d_fp_s x = d_fp_s_of(exec, coll, NULL, group->size, group->rank, list, &exec->network);
+    (void)gpu;
+    if (!x.peers.count) {
+        keep(list);
+        return BHVD_OK;
+    }
     struct d_fp_s *a = primitive_create(exec, sizeof *a, coll, run_custom_step, list, plan);
     if (!a)
         return exec->failure.status;
-    *a = d_fp_s_of(exec, coll, NULL, group->size, group->rank, &plan->list, &exec->network);
+    *a = x;
     plan->operands.input = plan->list.spans[0].src;
     coded_schedule(plan_begin(plan, group), coll, &a->codes, &a->peers);
     return BHVD_OK;
@@ -189,10 +194,11 @@ static void write_shard(const struct shards *shards, struct schedule *schedule, 
         coded_schedule(schedule, shards->coll, &a.codes, &a.peers);
 }
 
-// The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
-static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
-                                 struct plan *plan)
+// The peers are hosts, each with the mean of its members.
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    (void)gpu;
     static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     const struct hierarchy *h = group->hierarchy;
     const int members = h ? h->local->size : group->size;
@@ -200,17 +206,7 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
     return h ? shards_plan(exec, group, coll, &mean, &work, list, plan) : allreduce_shared(exec, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan, struct bhvd_error *error)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = average_hosts(exec, group, &list, coll, out);
-    } else if (!status && list.nbytes && primitive_peers(coll, group->size, group->rank).count) {
-        status = plan_among(exec, group, coll, &list, out);
-    } else if (!status) {
-        keep(&list);
-    }
-    span_list_fini(&list);
-    return status;
+    return primitive_execute(exec, group, coll, NULL, plan_among, plan_hosts, plan, error);
 }

@@ -15,7 +15,7 @@
 //
 // The brackets are computed in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
-// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded_schedules.h).
+// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded.h).
 // Cost: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // If a GPU encodes v when it is posted, and decodes when this has ended (gpu/staged_codes.h), this file handles only codes.
@@ -146,8 +146,7 @@ static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *c
     return x;
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+static bhvd_status plan_among(struct executor *exec, struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
     struct d_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
@@ -272,10 +271,10 @@ static int end_piece(const void *arg, struct schedule *schedule, size_t piece, i
     return schedule_end_part(schedule);
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll, struct span_list *list,
-                              struct plan *plan)
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    (void)gpu;
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     const size_t spans = list->count;
     struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), coll, run_ring_step, list, plan);
@@ -307,13 +306,5 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
 bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan, struct bhvd_error *error)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = plan_hosts(exec, group, coll, &list, plan);
-    } else if (!status && list.nbytes) {
-        status = plan_among(exec, group, coll, gpu, &list, plan);
-    }
-    span_list_fini(&list);
-    return status;
+    return primitive_execute(exec, group, coll, gpu, plan_among, plan_hosts, plan, error);
 }

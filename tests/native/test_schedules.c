@@ -16,7 +16,7 @@
 #include "collective/collectives.h"
 #include "collective/schedules.h"
 #include "collective/shards.h"
-#include "primitive/coded_schedules.h"
+#include "primitive/coded.h"
 
 enum { SEGMENT = SCHEDULE_SEGMENT };
 
