@@ -31,10 +31,8 @@ static int buffer_create(struct bhvd_device *device, enum device_memory memory, 
     void *data = NULL;
     int code = device->ops->memory_allocate(device, memory, size, &data);
     buffer->data = data;
-    if (!code)
-        code = device->ops->event_create(device, &buffer->ready);
-    if (!code)
-        code = device->ops->event_create(device, &buffer->done);
+    code = code ?: device->ops->event_create(device, &buffer->ready);
+    code = code ?: device->ops->event_create(device, &buffer->done);
     if (code) {
         buffer_free(device, buffer);
         *out = NULL;
@@ -113,7 +111,7 @@ int device_scratch_release(struct device_scratch *scratch, int code)
     for (struct device_buffer *buffer = scratch->used, *next; buffer; buffer = next) {
         next = buffer->next;
         const int recorded = device_buffer_record(scratch->device, buffer, scratch->stream);
-        code = code ? code : recorded;
+        code = code ?: recorded;
         device_buffer_release(scratch->device, buffer);
     }
     scratch->used = NULL;
@@ -156,7 +154,6 @@ int device_copies_end(struct device_copies *copies, int code)
     if (code || !copies->count)
         return code;
     code = device_scratch_acquire(copies->scratch, nbytes, &table);
-    if (!code)
-        code = device->ops->copy(device, table, copies->spans, nbytes, stream);
-    return code ? code : device_launch(device, BHVD_DEVICE_COPY_SPANS, 0, copies->pieces, params, stream);
+    code = code ?: device->ops->copy(device, table, copies->spans, nbytes, stream);
+    return code ?: device_launch(device, BHVD_DEVICE_COPY_SPANS, 0, copies->pieces, params, stream);
 }

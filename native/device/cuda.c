@@ -148,7 +148,7 @@ static int cuda_stream_create(struct bhvd_device *device, void **out)
 {
     int least = 0, greatest = 0;
     int code = IN_CONTEXT(device, priority_range(&least, &greatest));
-    return code ? code : IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest));
+    return code ?: IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest));
 }
 
 static int cuda_stream_is_capturing(struct bhvd_device *device, void *stream, int *capturing)
@@ -238,14 +238,10 @@ bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **o
         return error_set(error, BHVD_ERR_ARGUMENT, "there is no GPU %d: the driver (CUDA %d.%d) has %d", index,
                          version / 1000, version % 1000 / 10, count);
     }
-    if (!code)
-        code = cuda->driver.device_get(&cuda->device, index);
-    if (!code)
-        code = cuda->driver.device_get_uuid(cuda->base.uuid, cuda->device);
-    if (!code)
-        code = cuda->driver.primary_retain(&cuda->context, cuda->device);
-    if (!code)
-        code = device_init(&cuda->base, &cuda_ops, index);
+    code = code ?: cuda->driver.device_get(&cuda->device, index);
+    code = code ?: cuda->driver.device_get_uuid(cuda->base.uuid, cuda->device);
+    code = code ?: cuda->driver.primary_retain(&cuda->context, cuda->device);
+    code = code ?: device_init(&cuda->base, &cuda_ops, index);
     if (code) {
         cuda->base.index = index;
         status = device_failed(&cuda->base, code, "it cannot be opened", error);

@@ -19,7 +19,7 @@ int device_init(struct bhvd_device *device, const struct device_ops *ops, int in
     atomic_init(&device->references, 1);
     pthread_mutex_init(&device->lock, NULL);
     int code = ops->stream_create(device, &device->to_host);
-    return code ? code : ops->stream_create(device, &device->from_host);
+    return code ?: ops->stream_create(device, &device->from_host);
 }
 
 void device_hold(struct bhvd_device *device) { atomic_fetch_add(&device->references, 1); }
@@ -96,19 +96,15 @@ bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tens
     if (status)
         return status;
     int code = ops->event_create(device, &event);
-    if (!code)
-        code = ops->event_record(device, event, stream);
-    if (!code)
-        code = ops->stream_wait_event(device, device->to_host, event);
+    code = code ?: ops->event_record(device, event, stream);
+    code = code ?: ops->stream_wait_event(device, device->to_host, event);
     for (size_t t = 0; t < count && !code; t++) {
         const size_t nbytes = nbytes_of(&tensors[t]);
         if (nbytes)
             code = ops->copy(device, tensors[t].dst, tensors[t].src, nbytes, device->to_host);
     }
-    if (!code)
-        code = ops->event_record(device, event, device->to_host);
-    if (!code)
-        code = ops->event_wait(device, event);
+    code = code ?: ops->event_record(device, event, device->to_host);
+    code = code ?: ops->event_wait(device, event);
     if (event)
         ops->event_destroy(device, event);
     if (code)

@@ -49,7 +49,7 @@ static int encode_values(struct coded_execution *c, void *codes)
     int failed = staged_codes_pack(c->coll, &c->x->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
                                 .prescale = c->coll->prescale_factor, .pass = ENCODER_VALUES};
-    return failed ? failed : staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
+    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
 }
 
 // Encodes the mean of the own chunk over all ranks' codes.
@@ -67,7 +67,7 @@ static int encode_mean(struct coded_execution *c, const struct segment_part *own
     if (!failed)
         failed = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     encoding.values = mean;
-    return failed ? failed : staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
+    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
 }
 
 // Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
@@ -83,22 +83,17 @@ static bhvd_status scatter_gather(struct coded_execution *c, void *values, size_
         of_own[i] = own.count ? stride : 0;
     }
     int failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &sent);
-    if (!failed)
-        failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &received);
-    if (!failed)
-        failed = device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &means);
-    if (!failed)
-        failed = encode_values(c, sent);
+    failed = failed ?: device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &received);
+    failed = failed ?: device_scratch_acquire(&c->x->scratch, c->layout.nbytes, &means);
+    failed = failed ?: encode_values(c, sent);
     bhvd_status status = nccl_execution_checked(x, failed);
-    if (!status)
-        status = exchange(x, &(struct codes){sent, stride, of_chunk}, &(struct codes){received, stride, of_own});
+    status = status ?: exchange(x, &(struct codes){sent, stride, of_chunk}, &(struct codes){received, stride, of_own});
     unsigned char *mean = (unsigned char *)means + (size_t)me * stride;
     if (!status && own.count)
         status = nccl_execution_checked(x, encode_mean(c, &own, mean, received));
     of_own[me] = of_chunk[me] = 0;      // already in place
-    if (!status)
-        status = exchange(x, &(struct codes){mean, 0, of_own}, &(struct codes){means, stride, of_chunk});
-    return status ? status : nccl_execution_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
+    status = status ?: exchange(x, &(struct codes){mean, 0, of_own}, &(struct codes){means, stride, of_chunk});
+    return status ?: nccl_execution_checked(x, device_encoder_decode(&c->encoder, &c->layout, values, means, x->stream));
 }
 
 static bhvd_status allgather(struct coded_execution *c, void *values)
@@ -108,11 +103,9 @@ static bhvd_status allgather(struct coded_execution *c, void *values)
     void *codes = NULL;
     int failed = device_scratch_acquire(&c->x->scratch, stride * (size_t)x->set->size, &codes);
     unsigned char *mine = (unsigned char *)codes + (size_t)x->set->rank * stride;
-    if (!failed)
-        failed = encode_values(c, mine);
+    failed = failed ?: encode_values(c, mine);
     bhvd_status status = nccl_execution_checked(x, failed);
-    if (!status)
-        status = nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->comm->handle, x->stream));
+    status = status ?: nccl_execution_enqueued(x, x->nccl->all_gather(mine, codes, stride, NCCL_UINT8, x->comm->handle, x->stream));
     return status ? status
                   : nccl_execution_checked(x, device_encoder_mean(&c->encoder, &c->layout, values, codes, stride,
                                                                   (uint64_t)x->set->size,
@@ -157,14 +150,10 @@ bhvd_status nccl_c_lp_s(struct nccl_execution *x, struct collective *coll)
     size_t *sizes = calloc(2 * n, sizeof *sizes);
     void *values = NULL;
     bhvd_status status = sizes ? BHVD_OK : executor_fail(x->exec, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
-    if (!status)
-        status = nccl_execution_checked(x, staged_codes_target(coll, &x->scratch, &values));
-    if (!status)
-        status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
-    if (!status)
-        status = nccl_execution_checked(x, staged_codes_unpack(coll, &x->scratch, values));
-    if (!status)
-        status = copy_to_host(x, coll, values);
+    status = status ?: nccl_execution_checked(x, staged_codes_target(coll, &x->scratch, &values));
+    status = status ?: scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
+    status = status ?: nccl_execution_checked(x, staged_codes_unpack(coll, &x->scratch, values));
+    status = status ?: copy_to_host(x, coll, values);
     keep(&c, coll->worker_copy, c.worker_residual, status);
     keep(&c, coll->server_copy, c.server_residual, status);
     free(sizes);
@@ -179,11 +168,10 @@ static int encode_mixed(struct coded_execution *c, void *codes, void **values)
     struct device_scratch *scratch = &c->x->scratch;
     int failed = staged_codes_pack(c->coll, scratch, values);
     void *encoded = *values;
-    if (!failed)
-        failed = staged_codes_mix(c->coll, &c->encoder, scratch, &encoded);
+    failed = failed ?: staged_codes_mix(c->coll, &c->encoder, scratch, &encoded);
     const struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = encoded, .prescale = 1.0,
                                       .pass = ENCODER_VALUES};
-    return failed ? failed : device_encoder_encode(&c->encoder, &encoding, scratch);
+    return failed ?: device_encoder_encode(&c->encoder, &encoding, scratch);
 }
 
 bhvd_status nccl_d_lp_s(struct nccl_execution *x, struct collective *coll)
@@ -195,8 +183,7 @@ bhvd_status nccl_d_lp_s(struct nccl_execution *x, struct collective *coll)
     if (!nbytes)
         return BHVD_OK;
     int failed = device_scratch_acquire(&x->scratch, (size_t)(1 + peers.count) * nbytes, &codes);
-    if (!failed)
-        failed = encode_mixed(&c, codes, &values);
+    failed = failed ?: encode_mixed(&c, codes, &values);
     bhvd_status status = nccl_execution_checked(x, failed);
     if (!status && peers.count) {
         nccl_result inside = x->nccl->group_start();
@@ -208,5 +195,5 @@ bhvd_status nccl_d_lp_s(struct nccl_execution *x, struct collective *coll)
     failed = status ? 0 : staged_codes_add(coll, &c.encoder, &c.layout, &peers, codes, x->stream);
     if (!status && !failed)
         failed = staged_codes_mix_results(coll, &c.encoder, &x->scratch, values);
-    return status ? status : nccl_execution_checked(x, failed);
+    return status ?: nccl_execution_checked(x, failed);
 }

@@ -58,7 +58,7 @@ bhvd_status nccl_execution_wait(struct nccl_execution *x, void *event)
 {
     void *device_and_event[] = {x->device, event};
     bhvd_status status = executor_wait_gpu(x->exec, has_passed, device_and_event);
-    return status ? status : nccl_execution_checked(x, x->device->ops->event_query(x->device, event));
+    return status ?: nccl_execution_checked(x, x->device->ops->event_query(x->device, event));
 }
 
 bhvd_status nccl_execution_copy(struct nccl_execution *x, void *dst, const void *src, size_t nbytes)
@@ -205,10 +205,9 @@ static bhvd_status reduce_vector(struct nccl_execution *x, bhvd_op op, const str
     }
     if (!status && x->hierarchy)
         return nccl_hierarchical_allreduce(x, op, reduction, dst, nbytes);
-    if (!status)
-        status = nccl_execution_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
-                                                                type_of(reduction->dtype), op_of(op),
-                                                                x->comm->handle, x->stream));
+    status = status ?: nccl_execution_enqueued(x, x->nccl->all_reduce(src, dst, nbytes / bhvd_dtype_size(reduction->dtype),
+                                                                      type_of(reduction->dtype), op_of(op),
+                                                                      x->comm->handle, x->stream));
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, dst, dst, reduction->postscale, nbytes);
     return status;
@@ -252,7 +251,7 @@ static bhvd_status copy_fused(struct nccl_execution *x, bhvd_dtype dtype, unsign
             fused += size_round_up(coll->tensors[t].nbytes, NCCL_ALIGNMENT);
         }
     }
-    return status ? status : nccl_execution_checked(x, device_copies_end(&copies, 0));
+    return status ?: nccl_execution_checked(x, device_copies_end(&copies, 0));
 }
 
 bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction)
@@ -279,11 +278,9 @@ bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct re
         return BHVD_OK;
     void *vector = NULL;
     bhvd_status status = scratch_acquire(x, x->hierarchy ? nccl_hierarchical_nbytes(x->hierarchy, nbytes) : nbytes, &vector);
-    if (!status)
-        status = copy_fused(x, reduction->dtype, vector, true);
-    if (!status)
-        status = reduce_vector(x, op, reduction, vector, vector, nbytes);
-    return status ? status : copy_fused(x, reduction->dtype, vector, false);
+    status = status ?: copy_fused(x, reduction->dtype, vector, true);
+    status = status ?: reduce_vector(x, op, reduction, vector, vector, nbytes);
+    return status ?: copy_fused(x, reduction->dtype, vector, false);
 }
 
 // ----------------------------------------------------------------------------------------- one tensor after the other
@@ -300,16 +297,14 @@ bhvd_status nccl_reducescatter(struct nccl_execution *x, struct collective *coll
     if (!status && reduction->prescale != 1.0) {
         void *scaled = NULL;
         status = scratch_acquire(x, nbytes, &scaled);
-        if (!status)
-            status = scale(x, reduction->dtype, scaled, src, reduction->prescale, nbytes);
+        status = status ?: scale(x, reduction->dtype, scaled, src, reduction->prescale, nbytes);
         src = scaled;
     }
-    if (!status)
-        status = nccl_execution_reduce_scatter(x, coll->op, reduction->dtype, src, result.device,
-                                               &(struct nccl_parts){.of = part, .count = x->set->size});
+    status = status ?: nccl_execution_reduce_scatter(x, coll->op, reduction->dtype, src, result.device,
+                                                     &(struct nccl_parts){.of = part, .count = x->set->size});
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, part[x->set->rank]);
-    return status ? status : finish_target(x, &result);
+    return status ?: finish_target(x, &result);
 }
 
 bhvd_status nccl_allgather(struct nccl_execution *x, struct collective *coll, size_t index, int64_t rows, const size_t *part)
@@ -320,7 +315,7 @@ bhvd_status nccl_allgather(struct nccl_execution *x, struct collective *coll, si
         return status;
     status = nccl_execution_all_gather(x, coll->staging->tensors[index].src, result.device,
                                        &(struct nccl_parts){.of = part, .count = x->set->size});
-    return status ? status : finish_target(x, &result);
+    return status ?: finish_target(x, &result);
 }
 
 bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, size_t index, int64_t rows,
@@ -336,7 +331,7 @@ bhvd_status nccl_alltoall(struct nccl_execution *x, struct collective *coll, siz
     for (int i = 0; i < x->set->size; from += parts->sent[i], to += parts->received[i], i++)
         nccl_execution_exchange(x, &inside, i, from, parts->sent[i], to, parts->received[i]);
     status = nccl_execution_group_end(x, inside);
-    return status ? status : finish_target(x, &result);
+    return status ?: finish_target(x, &result);
 }
 
 bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, size_t index, int root)
@@ -349,7 +344,7 @@ bhvd_status nccl_broadcast(struct nccl_execution *x, struct collective *coll, si
     else if (!status && result.nbytes)
         status = nccl_execution_enqueued(x, x->nccl->broadcast(src, result.device, result.nbytes, NCCL_UINT8, root, x->comm->handle,
                                                                x->stream));
-    return status ? status : finish_target(x, &result);
+    return status ?: finish_target(x, &result);
 }
 
 // ------------------------------------------------------------------------------------------------- begin and end
@@ -403,10 +398,9 @@ bhvd_status nccl_end(struct nccl_execution *x, bhvd_status status)
             failed = device_buffer_record(x->device, coll->staging->buffer, x->stream);
         }
     }
-    failed = failed ? failed : x->device->ops->event_record(x->device, x->comm->done, x->stream);
+    failed = failed ?: x->device->ops->event_record(x->device, x->comm->done, x->stream);
     x->comm->last_ns = clock_now_ns();
-    if (!status)
-        status = nccl_execution_checked(x, failed);
+    status = status ?: nccl_execution_checked(x, failed);
     if (!status && x->host_waits)
         status = nccl_execution_wait(x, x->comm->done);
     x->device->ops->leave(x->device);
