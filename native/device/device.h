@@ -1,9 +1,9 @@
 // A GPU for the core: memory that the host cannot access, and asynchronous streams, ordered by events.
 //
-//     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu
+//     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu; NCCL, opened at
+//                 run time
 //     cuda.c      NVIDIA's driver, opened at run time
 //     buffer.c    memory of operations, and copies of many spans on the device
-//     nccl_library.c   NCCL, opened at run time
 //
 // Nothing here blocks unless documented. All functions may be called from any thread.
 #pragma once

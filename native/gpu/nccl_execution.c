@@ -70,26 +70,19 @@ bhvd_status nccl_execution_copy(struct nccl_execution *x, void *dst, const void 
 
 static enum nccl_type type_of(bhvd_dtype dtype)
 {
-    switch (dtype) {
-    case BHVD_INT8: return NCCL_INT8;
-    case BHVD_INT32: return NCCL_INT32;
-    case BHVD_INT64: return NCCL_INT64;
-    case BHVD_FLOAT16: return NCCL_FLOAT16;
-    case BHVD_FLOAT32: return NCCL_FLOAT32;
-    case BHVD_FLOAT64: return NCCL_FLOAT64;
-    case BHVD_BFLOAT16: return NCCL_BFLOAT16;
-    default: return NCCL_UINT8;
-    }
+    static const enum nccl_type types[BHVD_DTYPE_COUNT] = {
+        [BHVD_UINT8] = NCCL_UINT8, [BHVD_INT8] = NCCL_INT8, [BHVD_INT32] = NCCL_INT32, [BHVD_INT64] = NCCL_INT64,
+        [BHVD_FLOAT16] = NCCL_FLOAT16, [BHVD_FLOAT32] = NCCL_FLOAT32, [BHVD_FLOAT64] = NCCL_FLOAT64,
+        [BHVD_BFLOAT16] = NCCL_BFLOAT16};
+    return types[dtype];
 }
 
 static enum nccl_op op_of(bhvd_op op)
 {
-    switch (op) {
-    case BHVD_OP_MIN: return NCCL_MIN;
-    case BHVD_OP_MAX: return NCCL_MAX;
-    case BHVD_OP_PRODUCT: return NCCL_PROD;
-    default: return NCCL_SUM;
-    }
+    return op == BHVD_OP_MIN       ? NCCL_MIN
+           : op == BHVD_OP_MAX     ? NCCL_MAX
+           : op == BHVD_OP_PRODUCT ? NCCL_PROD
+                                   : NCCL_SUM;
 }
 
 // ----------------------------------------------------------------------------------------------------------- parts

@@ -95,27 +95,19 @@ static inline float blocks_float_value(uint8_t code)
 
 #define BLOCKS_FLOAT_SCALE 256          // 2^(15 - bias)
 
-#define BLOCKS_ARITHMETIC(real, rint_real, floor_real, smallest)                                                  \
-    struct blocks_##real##_grid {                                                                                 \
-        real s, t;                                  /* s = 0: all codes of the block are 0 */                     \
-    };                                                                                                            \
-    /* a: max |x|, a NaN where an element is not finite */                                                        \
-    static inline struct blocks_##real##_grid blocks_##real##_grid_of(const struct blocks_format *format, real a)  \
-    {                                                                                                             \
-        const double t = (double)a / format->levels, step = t < (smallest) ? (smallest) : t;                      \
-        struct blocks_##real##_grid none = {0, a == a ? 0 : (real)NAN}, grid = {(real)(1 / step), (real)step};    \
-        return a > 0 ? grid : none;                                                                               \
-    }                                                                                                             \
-    static inline real blocks_##real##_rounded(real r, int stochastic, float u)                                    \
-    {                                                                                                             \
-        return stochastic ? floor_real(r + u) : rint_real(r);                                                     \
-    }                                                                                                             \
-    static inline real blocks_##real##_bounded(real x, real least, real most)                                      \
-    {                                                                                                             \
-        return x < least ? least : x > most ? most : x;                                                           \
+#define BLOCKS_GRID(real, smallest)                                                                          \
+    struct real##_grid {                                                                                     \
+        real s, t;                      /* s = 0: all codes of the block are 0 */                            \
+    };                                                                                                       \
+    /* a: max |x|, a NaN where an element is not finite */                                                   \
+    INLINE struct real##_grid real##_grid_of(const struct blocks_format *format, real a)                     \
+    {                                                                                                        \
+        const double t = (double)a / format->levels, step = t < (smallest) ? (smallest) : t;                 \
+        const struct real##_grid none = {0, a == a ? 0 : (real)NAN}, grid = {(real)(1 / step), (real)step};  \
+        return a > 0 ? grid : none;                                                                          \
     }
-BLOCKS_ARITHMETIC(float, rintf, floorf, 0x1p-126)
-BLOCKS_ARITHMETIC(double, rint, floor, 0x1p-1022)
+BLOCKS_GRID(float, 0x1p-126)
+BLOCKS_GRID(double, 0x1p-1022)
 
 // A chunk's code, and its parts.
 struct code {
@@ -199,12 +191,12 @@ INLINE void store_codes(const struct blocks_format *format, uint8_t *to, const w
     _mm_storeu_si128((__m128i *)to, _mm256_castsi256_si128(bytes_unsigned(pairs)));
 }
 
-INLINE struct blocks_float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
+INLINE struct float_grid grid_of_block(const struct blocks_format *format, const char *src, size_t count,
                                               const struct element *element)
 {
     float mn, mx;
     range_find(src, count, element, &mn, &mx);
-    return blocks_float_grid_of(format, -mn > mx ? -mn : mx);
+    return float_grid_of(format, -mn > mx ? -mn : mx);
 }
 
 // stochastic: from options; a compile-time constant, so that the loop does not reload it for each 32 elements.
@@ -222,7 +214,7 @@ INLINE void encode(const struct blocks_format *format, void *dst, const void *sr
         const size_t length = count - begin < size ? count - begin : size;
         const char *from = (const char *)src + begin * element->size;
         uint8_t *to = at.codes + begin * (size_t)format->bits / 8;
-        const struct blocks_float_grid grid = grid_of_block(format, from, length, element);
+        const struct float_grid grid = grid_of_block(format, from, length, element);
         store_f32(at.scales + begin / size * sizeof(float), grid.t);
         is_finite &= grid.t == grid.t;
         if (!(grid.s > 0)) {
@@ -315,14 +307,14 @@ INLINE int take(const struct code *at, size_t i)
 #define BLOCKS_LOOPS(element, real)                                                                                           \
     RANGE_LOOP(element, real)                                                                                                 \
     /* The code of one element, in the lower bits. */                                                                         \
-    INLINE uint8_t code_##element(const struct blocks_format *format, const struct blocks_##real##_grid *grid, real x,        \
+    INLINE uint8_t code_##element(const struct blocks_format *format, const struct real##_grid *grid, real x,                 \
                                   int stochastic, float u)                                                                    \
     {                                                                                                                         \
-        const real levels = (real)format->levels;                                                                             \
+        const real levels = (real)format->levels, r = (x < 0 ? -x : x) * grid->s;                                             \
         if (format->is_float)                                                                                                 \
             return blocks_float_code(sizeof x == sizeof(double) ? float_rounded_to_odd(x * grid->s) : (float)(x * grid->s));  \
-        const real rounded = blocks_##real##_rounded((x < 0 ? -x : x) * grid->s, stochastic, u);                              \
-        const int q = (int)blocks_##real##_bounded(rounded, 0, levels);                                                       \
+        const real rounded = (real)(stochastic ? floor(r + u) : rint(r));                                                     \
+        const int q = (int)(rounded < levels ? rounded : levels);                                                             \
         return (uint8_t)(x < 0 ? -q : q);                                                                                     \
     }                                                                                                                         \
     INLINE void encode_##element(const struct blocks_format *format, void *dst, const char *src, size_t count,                \
@@ -335,7 +327,7 @@ INLINE int take(const struct code *at, size_t i)
             const size_t end = count - begin < at.size ? count : begin + at.size;                                             \
             real mn, mx;                                                                                                      \
             range_##element(src + sizeof(any_##element) * begin, end - begin, &mn, &mx);                                      \
-            const struct blocks_##real##_grid grid = blocks_##real##_grid_of(format, -mn > mx ? -mn : mx);                    \
+            const struct real##_grid grid = real##_grid_of(format, -mn > mx ? -mn : mx);                                      \
             const struct codec_key key = codec_key(options->seed, begin);                                                     \
             memcpy(at.scales + begin / at.size * sizeof(real), &grid.t, sizeof(real));                                        \
             is_finite &= grid.t == grid.t;                                                                                    \
@@ -355,7 +347,8 @@ INLINE int take(const struct code *at, size_t i)
             x = (real)blocks_float_value((uint8_t)code) * (t * BLOCKS_FLOAT_SCALE);                                           \
         else                                                                                                                  \
             x = (real)(code >> (format->bits - 1) ? code - (1 << format->bits) : code) * t;                                   \
-        return x == x ? blocks_##real##_bounded(x, (real)-LARGEST_##element, (real)LARGEST_##element) : (real)NAN;            \
+        const real largest = (real)LARGEST_##element;                                                                         \
+        return x < -largest ? -largest : x > largest ? largest : x == x ? x : (real)NAN;                                      \
     }
 EACH_REAL(BLOCKS_LOOPS)
 
@@ -363,9 +356,6 @@ EACH_REAL(BLOCKS_LOOPS)
     ENCODE(name, element) { encode_##element(&format, dst, src, count, options); }                  \
     DECODE_LOOPS(name, element, code, code_at(&format, src, count, options, sizeof(load_##element(src))), decode_one_##element)
 #endif
-
-#define BLOCKS_CODEC(codec, name, format) EACH_TYPE(BLOCKS_FUNCTIONS, name, format)
-BLOCKS_EACH(BLOCKS_CODEC)
 
 static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype, size_t count,
                            const struct bhvd_codec_options *options)
@@ -376,12 +366,13 @@ static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype,
     return CODEC_HEADER + blocks_scales_size(count, size, real_size) + blocks_codes_size(format, count);
 }
 
-#define BLOCKS_ENCODED_SIZE(codec, name, format)                                                                    \
-    static size_t name##_encoded_size(bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options)     \
-    {                                                                                                               \
-        return encoded_size(&format, dtype, count, options);                                                        \
+#define BLOCKS_CODEC(codec, name, format)                                       \
+    EACH_TYPE(BLOCKS_FUNCTIONS, name, format)                                   \
+    static size_t name##_encoded_size(bhvd_dtype dtype, size_t count, OPTIONS)  \
+    {                                                                           \
+        return encoded_size(&format, dtype, count, options);                    \
     }
-BLOCKS_EACH(BLOCKS_ENCODED_SIZE)
+BLOCKS_EACH(BLOCKS_CODEC)
 
 #define BLOCKS_TABLE(codec, name, format) EACH_TYPE(CODEC_SET, codec, BLOCKS_VERSION, name##_encoded_size, name, name)
 void NAME(blocks_kernels_init)(struct kernel_table *table)

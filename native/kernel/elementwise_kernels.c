@@ -22,18 +22,15 @@
     }
 
 // Sums and products of signed integers are computed as unsigned ones, which wrap; 1u * keeps uint16 products out of int.
-REDUCE(sum, u8, x + y)
-REDUCE(sum, u16, x + y)
-REDUCE(sum, u32, x + y)
-REDUCE(sum, u64, x + y)
-REDUCE(sum, f32, x + y)
-REDUCE(sum, f64, x + y)
-REDUCE(product, u8, 1u * x * y)
-REDUCE(product, u16, 1u * x * y)
-REDUCE(product, u32, x * y)
-REDUCE(product, u64, x * y)
-REDUCE(product, f32, x * y)
-REDUCE(product, f64, x * y)
+#define REDUCE_SUM_PRODUCT(element, one)     \
+    REDUCE(sum, element, x + y)              \
+    REDUCE(product, element, one * x * y)
+REDUCE_SUM_PRODUCT(u8, 1u)
+REDUCE_SUM_PRODUCT(u16, 1u)
+REDUCE_SUM_PRODUCT(u32, 1u)
+REDUCE_SUM_PRODUCT(u64, 1u)
+REDUCE_SUM_PRODUCT(f32, 1.0f)
+REDUCE_SUM_PRODUCT(f64, 1.0)
 
 #define REDUCE_MIN_MAX(element)              \
     REDUCE(min, element, x < y ? x : y)      \
@@ -44,10 +41,11 @@ REDUCE_MIN_MAX(u16)
 REDUCE_MIN_MAX(i16)
 REDUCE_MIN_MAX(i32)
 REDUCE_MIN_MAX(i64)
-REDUCE(min, f32, x != x || y != y ? (float)NAN : x < y ? x : y)
-REDUCE(max, f32, x != x || y != y ? (float)NAN : x > y ? x : y)
-REDUCE(min, f64, x != x || y != y ? (double)NAN : x < y ? x : y)
-REDUCE(max, f64, x != x || y != y ? (double)NAN : x > y ? x : y)
+#define REDUCE_MIN_MAX_FLOAT(element, nan)                               \
+    REDUCE(min, element, x != x || y != y ? nan : x < y ? x : y)         \
+    REDUCE(max, element, x != x || y != y ? nan : x > y ? x : y)
+REDUCE_MIN_MAX_FLOAT(f32, (float)NAN)
+REDUCE_MIN_MAX_FLOAT(f64, (double)NAN)
 
 REDUCE(or, u8, (x | y) != 0)
 REDUCE(and, u8, (x != 0) & (y != 0))
@@ -62,22 +60,17 @@ static inline double scale_divisor(double factor)
     return n > 0 && 1.0 / n == factor ? n : 0.0;
 }
 
-static void NAME(scale_f32)(void *to, const void *from, double factor, size_t count)
-{
-    any_f32 *dst = to;
-    const any_f32 *src = from;
-    const float f = (float)factor;
-    INDEPENDENT for (size_t i = 0; i < count; i++)
-        dst[i] = src[i] * f;
-}
-
-static void NAME(scale_f64)(void *to, const void *from, double factor, size_t count)
-{
-    any_f64 *dst = to;
-    const any_f64 *src = from;
-    INDEPENDENT for (size_t i = 0; i < count; i++)
-        dst[i] = src[i] * factor;
-}
+#define SCALE_FLOAT(element, real)                                                                    \
+    static void NAME(scale_##element)(void *to, const void *from, double factor, size_t count)        \
+    {                                                                                                 \
+        any_##element *dst = to;                                                                      \
+        const any_##element *src = from;                                                              \
+        const real f = (real)factor;                                                                  \
+        INDEPENDENT for (size_t i = 0; i < count; i++)                                                \
+            dst[i] = src[i] * f;                                                                      \
+    }
+SCALE_FLOAT(f32, float)
+SCALE_FLOAT(f64, double)
 
 // Integers: conversion from double truncates. A NaN product (infinite factor, element 0) gives 0.
 #define SCALE_INTEGERS(expression, low, high)                                                         \

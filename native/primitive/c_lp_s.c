@@ -140,7 +140,7 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
     return (struct c_lp_s){
         .exec = exec,
         .encoder = encoder_init(&exec->kernels, coll, rank),
-        .codes = coded_of(coll, nbytes, size, NULL, network),
+        .codes = coded_of(coll, nbytes, size, rank, network),
         .size = size,
         .prescale = coll->prescale_factor,
         .factor = collective_sum_factor(coll, size),
@@ -159,7 +159,7 @@ static bhvd_status plan_among(struct executor *exec, struct group *group, const 
     x->list = plan->list;
     if (gpu)
         coded_on_gpu(&x->codes, gpu, &plan->operands);
-    coded_schedule(plan_begin(plan, group), coll, &x->codes, NULL);
+    coded_schedule(plan_begin(plan, group), &x->codes);
     return BHVD_OK;
 }
 
@@ -175,15 +175,15 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
     x.prescale = 1.0;                           // the prescale is applied within hosts
     if (x.worker_residual)
         x.worker_residual += x.begin;
-    if (x.server_residual && coded_scatters(coll))
+    if (x.server_residual && x.codes.pattern == CODES_TO_OWNERS)
         x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.encoder.rank).begin;
     run_custom_step(&x, step, buffers);
 }
 
 static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, NULL, &shards->network);
-    coded_schedule(schedule, shards->coll, &codes, NULL);
+    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, shards->h->host, &shards->network);
+    coded_schedule(schedule, &codes);
 }
 
 // Plans the exchange among hosts, each with the sum of its members.

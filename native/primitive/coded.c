@@ -21,9 +21,9 @@ static size_t code_size(const struct codes *codes, struct segment_part part)
     return codes->codec ? bhvd_encoded_size(codes->codec, codes->dtype, count, &codes->options) : count * codes->element;
 }
 
-void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network)
+void coded_in_scratch(struct codes *codes, int size, const struct network_cost *network)
 {
-    const size_t own = codes->cut.chunks;
+    const size_t own = codes->cut.chunks, received = (size_t)(codes->pattern == CODES_TO_PEERS ? codes->peers.count : size);
     const size_t stride = size_round_up(code_size(codes, segments_part(&codes->cut, 0, 0)), CACHE_LINE);
     const size_t slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;
@@ -118,23 +118,13 @@ static int scatter_gather(const void *codes, struct schedule *schedule, size_t s
     return gather(schedule, codes, s, scatter(schedule, codes, s, after));
 }
 
-void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes)
-{
-    schedule_pieces(schedule, segments_in_chunk(&codes->cut), codes->slots, scatter_gather, NULL, codes);
-}
-
 // ----------------------------------------------------------------------------------------------------------- exchange
-
-struct exchange {
-    const struct codes *codes;
-    const int *peers;
-    int count;
-};
 
 static int exchange(const void *arg, struct schedule *schedule, size_t s, int after)
 {
-    const struct exchange *x = arg;
-    const struct codes *codes = x->codes;
+    const struct codes *codes = arg;
+    const bool to_all = codes->pattern == CODES_TO_ALL;
+    const int count = to_all ? schedule->size : codes->peers.count;
     const struct code_lay *theirs = codes->decodes ? &codes->received : &codes->results;
     const struct segment_part part = segments_part(&codes->cut, 0, s);
     const size_t nbytes = code_size(codes, part);
@@ -142,8 +132,8 @@ static int exchange(const void *arg, struct schedule *schedule, size_t s, int af
     const int made = codes->encodes ? schedule_encode(schedule, own, nbytes, values_of(codes, part), after) : after;
     const bool again = is_used_again(codes, s), is_awaited = again || !codes->encodes;
     int sent = STEP_NONE, there = made;
-    for (int i = 0; i < x->count; i++) {
-        const int p = x->peers ? i : (schedule->rank + 1 + i) % x->count, peer = x->peers ? x->peers[p] : p;     // staggered
+    for (int i = 0; i < count; i++) {
+        const int p = to_all ? (schedule->rank + 1 + i) % count : i, peer = to_all ? p : codes->peers.index[i];  // staggered
         if (peer == schedule->rank)
             continue;
         const int gone = schedule_send(schedule, peer, own, nbytes, made);
@@ -158,35 +148,31 @@ static int exchange(const void *arg, struct schedule *schedule, size_t s, int af
     return again ? schedule_both(schedule, there, sent) : STEP_NONE;
 }
 
-void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count)
-{
-    const struct exchange x = {codes, peers, count};
-    schedule_pieces(schedule, segments_in_chunk(&codes->cut), codes->slots, exchange, NULL, &x);
-}
-
 // --------------------------------------------------------------------------------------------------------- primitives
 
-struct codes coded_of(const struct collective *coll, size_t nbytes, int size, const struct peers *peers,
-                      const struct network_cost *network)
+struct codes coded_of(const struct collective *coll, size_t nbytes, int size, int rank, const struct network_cost *network)
 {
     const bhvd_dtype dtype = coll->tensors[0].dtype;
-    const size_t element = bhvd_dtype_size(dtype), chunks = coded_scatters(coll) ? (size_t)size : 1;
-    struct codes codes = {.cut = {nbytes / element, chunks, ENCODER_SEGMENT}, .element = element, .codec = coll->codec,
-                          .dtype = dtype, .options = coll->codec_options};
-    if (coll->kind == BHVD_D_FP_S) {
-        codes.cut.segment = PLAIN_SEGMENT_NBYTES / element;
-        codes.codec = BHVD_CODEC_NONE;
-    }
-    codes_in_scratch(&codes, (size_t)(peers ? peers->count : size), network);
+    const bool is_plain = coll->kind == BHVD_D_FP_S, is_central = coll->kind == BHVD_C_LP_S;
+    const bool scatters = is_central && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const size_t element = bhvd_dtype_size(dtype);
+    struct codes codes = {
+        .pattern = scatters ? CODES_TO_OWNERS : is_central ? CODES_TO_ALL : CODES_TO_PEERS,
+        .peers = is_central ? (struct peers){0} : primitive_peers(coll, size, rank),
+        .cut = {nbytes / element, scatters ? (uint64_t)size : 1, is_plain ? PLAIN_SEGMENT_NBYTES / element : ENCODER_SEGMENT},
+        .element = element,
+        .codec = is_plain ? BHVD_CODEC_NONE : coll->codec,
+        .dtype = dtype,
+        .options = coll->codec_options,
+    };
+    coded_in_scratch(&codes, size, network);
     return codes;
 }
 
-void coded_schedule(struct schedule *schedule, const struct collective *coll, const struct codes *codes, const struct peers *peers)
+void coded_schedule(struct schedule *schedule, const struct codes *codes)
 {
-    if (coded_scatters(coll))
-        schedule_scatter_gather(schedule, codes);
-    else
-        schedule_exchange(schedule, codes, peers ? peers->index : NULL, peers ? peers->count : schedule->size);
+    schedule_pieces(schedule, segments_in_chunk(&codes->cut), codes->slots,
+                    codes->pattern == CODES_TO_OWNERS ? scatter_gather : exchange, NULL, codes);
 }
 
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands)

@@ -17,7 +17,20 @@ struct code_lay {
 
 enum { PLAIN_SEGMENT_NBYTES = 128 * 1024 };     // of values that are sent unencoded
 
+// Who gets the codes; what k is.
+enum code_pattern {
+    // C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
+    // result to all. own, received, results: k is the rank that owns the chunk, or that sent it.
+    CODES_TO_OWNERS,
+    // Each rank sends the code of its whole vector, one chunk, to all others or to its peers, and combines it with theirs. own: k
+    // is 0. received, results: k is the rank, or the index of the peer.
+    CODES_TO_ALL,
+    CODES_TO_PEERS
+};
+
 struct codes {
+    enum code_pattern pattern;
+    struct peers peers;                                 // CODES_TO_PEERS
     struct segments cut;                                // of the vector's elements
     size_t element;                                     // bytes
     bhvd_codec codec;                                   // BHVD_CODEC_NONE: the codes are the values
@@ -29,17 +42,13 @@ struct codes {
     bool decodes;               // otherwise the codes of the result are only received into `results`
 };
 
-// The codes of a primitive on a vector of `nbytes`, whose participants are `size` ranks or hosts, in slots in scratch memory.
-// peers: of a decentralized one; NULL for C_LP_S.
-struct codes coded_of(const struct collective *coll, size_t nbytes, int size, const struct peers *peers,
-                      const struct network_cost *network);
-// Writes its schedule.
-void coded_schedule(struct schedule *schedule, const struct collective *coll, const struct codes *codes, const struct peers *peers);
-static inline bool coded_scatters(const struct collective *coll)
-{
-    return coll->kind == BHVD_C_LP_S && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
-}
-
+// The codes of a primitive on a vector of `nbytes`, as participant `rank` of `size` ranks or hosts, made and decoded here, in slots
+// in scratch memory. network: determines the number of slots.
+struct codes coded_of(const struct collective *coll, size_t nbytes, int size, int rank, const struct network_cost *network);
+// Its part: lays out the slots of codes that are otherwise complete.
+void coded_in_scratch(struct codes *codes, int size, const struct network_cost *network);
+// Writes their schedule.
+void coded_schedule(struct schedule *schedule, const struct codes *codes);
 
 // For codes that a GPU has encoded, and will decode.
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands);
@@ -51,17 +60,3 @@ struct coded_scratch {
 };
 
 struct coded_scratch coded_acquire(struct executor *exec, struct encoder *encoder, const struct codes *codes, size_t floats);
-
-// ------------------------------------------------------------------------------------------------------ the schedules
-
-// For codes made and decoded here: slots in scratch memory. Each segment has a code of this rank for every chunk, and `received`
-// codes of others. network: determines the number of slots.
-void codes_in_scratch(struct codes *codes, size_t received, const struct network_cost *network);
-
-// C_LP_S by owners. Chunk k of the vector belongs to rank k, which receives its code from all ranks, reencodes, and sends the
-// result to all. own, received, results: k is the rank that owns the chunk, or that sent it.
-void schedule_scatter_gather(struct schedule *schedule, const struct codes *codes);
-
-// Each rank sends the code of its whole vector, one chunk, to its peers, and combines it with theirs. own: k is 0. received,
-// results: k is the index in `peers`. peers NULL: all other ranks, k is then the rank.
-void schedule_exchange(struct schedule *schedule, const struct codes *codes, const int *peers, int count);

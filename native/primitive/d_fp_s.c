@@ -19,7 +19,6 @@ struct d_fp_s {
     struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
-    struct peers peers;
     bhvd_dtype wide;            // of the sum: float32, or float64
     double weight;              // of each value, or of the sum of values multiplied by their shares
     struct shares shares;
@@ -60,8 +59,8 @@ static void average(const struct d_fp_s *a, const struct segment *segment, void 
     const kernel_reduce_fn add = a->exec->kernels.reduce[KERNEL_SUM][a->wide];
     void *to = a->codes.dtype == a->wide ? dst : segment->sum;
     const void *sum = widen(a, segment->sum, segment->mine, count);
-    for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = to)
-        add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->peers.count), count), count);
+    for (int i = 0; i < a->codes.peers.count * a->codes.peers.times; i++, sum = to)
+        add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->codes.peers.count), count), count);
     store(a, segment, dst, sum, count);
 }
 
@@ -70,7 +69,7 @@ static void average_weighted(const struct d_fp_s *a, const struct segment *segme
 {
     const struct kernel_table *kernels = &a->exec->kernels;
     kernels->scale[a->wide](segment->sum, widen(a, segment->sum, segment->mine, count), a->shares.own, count);
-    for (int i = 0; i < a->peers.count; i++) {
+    for (int i = 0; i < a->codes.peers.count; i++) {
         const void *value = widen(a, segment->wide, received_at(a, segment, i), count);
         kernels->scale[a->wide](segment->wide, value, a->shares.peer[i], count);
         kernels->reduce[KERNEL_SUM][a->wide](segment->sum, segment->sum, segment->wide, count);
@@ -122,13 +121,13 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 {
     const int own = members_of(hosts, rank);
     int sizes[PEERS_MAX] = {0};
-    a->weight = 1.0 / (1 + a->peers.times * a->peers.count);
-    for (int p = 0; p < a->peers.count; p++) {
-        sizes[p] = members_of(hosts, a->peers.index[p]);
+    a->weight = 1.0 / (1 + a->codes.peers.times * a->codes.peers.count);
+    for (int p = 0; p < a->codes.peers.count; p++) {
+        sizes[p] = members_of(hosts, a->codes.peers.index[p]);
         a->is_weighted |= sizes[p] != own;
     }
     if (a->is_weighted) {
-        a->shares = peers_shares(topology, &a->peers, own, sizes);
+        a->shares = peers_shares(topology, &a->codes.peers, own, sizes);
         a->weight = 1.0 / a->shares.of;
     }
 }
@@ -137,12 +136,10 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size,
                                int rank, const struct span_list *list, const struct network_cost *network)
 {
-    const struct peers peers = primitive_peers(coll, size, rank);
     struct d_fp_s a = {
         .exec = exec,
-        .codes = coded_of(coll, list->nbytes, size, &peers, network),
+        .codes = coded_of(coll, list->nbytes, size, rank, network),
         .list = *list,
-        .peers = peers,
         .wide = coll->tensors[0].dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
     weigh(&a, hosts, rank, coll->topology);
@@ -158,7 +155,7 @@ static bhvd_status plan_among(struct executor *exec, struct group *group, const 
 {
     const struct d_fp_s x = d_fp_s_of(exec, coll, NULL, group->size, group->rank, list, &exec->network);
     (void)gpu;
-    if (!x.peers.count) {
+    if (!x.codes.peers.count) {
         keep(list);
         return BHVD_OK;
     }
@@ -167,7 +164,7 @@ static bhvd_status plan_among(struct executor *exec, struct group *group, const 
         return exec->failure.status;
     *a = x;
     plan->operands.input = plan->list.spans[0].src;
-    coded_schedule(plan_begin(plan, group), coll, &a->codes, &a->peers);
+    coded_schedule(plan_begin(plan, group), &a->codes);
     return BHVD_OK;
 }
 
@@ -190,8 +187,8 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
 static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
     const struct d_fp_s a = shard_of(shards, &(struct span_list){.count = 1, .nbytes = mine.nbytes});
-    if (a.peers.count)
-        coded_schedule(schedule, shards->coll, &a.codes, &a.peers);
+    if (a.codes.peers.count)
+        coded_schedule(schedule, &a.codes);
 }
 
 // The peers are hosts, each with the mean of its members.
