@@ -28,14 +28,14 @@ void coded_in_scratch(struct codes *codes, int size, const struct network_cost *
     const size_t slot = (own + received) * stride, segments = segments_in_chunk(&codes->cut);
     const size_t most = slot ? slots_for(network, slot) : SLOTS_MAX;
     codes->slots = segments < most ? segments : most;
-    codes->own = (struct code_lay){SCRATCH_BUFFER, 0, stride, slot, true};
-    codes->received = (struct code_lay){SCRATCH_BUFFER, own * stride, stride, slot, true};
+    codes->own = (struct code_lay){SCRATCH_BUFFER, 0, stride, slot};
+    codes->received = (struct code_lay){SCRATCH_BUFFER, own * stride, stride, slot};
     codes->encodes = codes->decodes = true;
 }
 
 static struct location code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
 {
-    return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + (lay->in_slots ? s % codes->slots : s) * lay->segment);
+    return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + (lay->buffer == SCRATCH_BUFFER ? s % codes->slots : s) * lay->segment);
 }
 
 static struct byte_range values_of(const struct codes *codes, struct segment_part part)
@@ -178,8 +178,8 @@ void coded_schedule(struct schedule *schedule, const struct codes *codes)
 void coded_on_gpu(struct codes *codes, const struct gpu_codes *gpu, struct operands *operands)
 {
     codes->encodes = codes->decodes = false;
-    codes->own = (struct code_lay){INPUT_BUFFER, 0, gpu->each, gpu->segment, false};
-    codes->results = (struct code_lay){OUTPUT_BUFFER, 0, gpu->each, gpu->segment, false};
+    codes->own = (struct code_lay){INPUT_BUFFER, 0, gpu->each, gpu->segment};
+    codes->results = (struct code_lay){OUTPUT_BUFFER, 0, gpu->each, gpu->segment};
     operands->input = gpu->own;
     operands->output = gpu->results;
 }

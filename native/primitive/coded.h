@@ -8,11 +8,10 @@
 #include "primitive/encoder.h"
 #include "primitive/primitive.h"
 
-// Code k of segment s is at `at` + k * each + s * segment; in slots, s modulo their number.
+// Code k of segment s is at `at` + k * each + s * segment; in the scratch buffer s modulo the number of slots.
 struct code_lay {
     enum buffer_kind buffer;
     size_t at, each, segment;
-    bool in_slots;
 };
 
 enum { PLAIN_SEGMENT_NBYTES = 128 * 1024 };     // of values that are sent unencoded

@@ -145,7 +145,7 @@ static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *c
     weigh(&a, hosts, rank, coll->topology);
     if (list->count == 1) {
         a.codes.encodes = false;
-        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
+        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES};
     }
     return a;
 }

@@ -51,21 +51,13 @@ static void *create_exchange(TF_OpKernelConstruction *construction)
     return self;
 }
 
-struct bridge_memory *bridge_memory_create(void *owner, void (*release)(struct bridge_memory *))
-{
-    struct bridge_memory *memory = malloc(sizeof *memory);
-    memory->owner = owner;
-    memory->release = release;
-    return memory;
-}
+__attribute__((visibility("default"))) void bhvd_tf_release(struct bridge_memory *memory) { memory->release(memory); }
 
-__attribute__((visibility("default"))) void bhvd_tf_release(struct bridge_memory *memory)
+static void release_tensor(struct bridge_memory *memory)
 {
-    memory->release(memory);
+    tf.DeleteTensor(memory->data);
     free(memory);
 }
-
-static void release_tensor(struct bridge_memory *memory) { tf.DeleteTensor(memory->owner); }
 
 /* Output `place`, in the memory of that input if nobody else uses it, else in a copy. */
 static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *ndim, TF_Status *status)
@@ -103,7 +95,8 @@ static bool put(TF_OpKernelContext *ctx, const struct bridge_op *self, int place
     bool failed = kernel_failed(ctx, status);
     if (!failed) {
         struct bhvd_error error = { 0 };
-        struct bridge_memory *memory = bridge_memory_create(output, release_tensor);
+        struct bridge_memory *memory = malloc(sizeof *memory);
+        *memory = (struct bridge_memory){ release_tensor, output };
         tensor.dtype = kernel_dtype(tf.TensorType(output));
         tensor.src = tensor.dst = tf.TensorData(output);
         int end = core.python_put(self->id, self->indices[place], &tensor, memory, &error);

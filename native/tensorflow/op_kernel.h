@@ -67,13 +67,11 @@ const char *xla_calls_register(void);
 /* The number called `name`; returns BHVD_OK, or an error with *message set. */
 bhvd_status fact_value(const char *name, int32_t process_set, int32_t *value, const char **message);
 
-/* The memory of a tensor that Python holds while the core reads and writes it. */
+/* The memory of a tensor that Python holds while the core reads and writes it. release also frees this. */
 struct bridge_memory {
-    void *owner;
     void (*release)(struct bridge_memory *);
+    void *data;
 };
-
-struct bridge_memory *bridge_memory_create(void *owner, void (*release)(struct bridge_memory *));
 
 /* Releases the memory. Any thread. Python calls it once for every put. */
 void bhvd_tf_release(struct bridge_memory *memory);

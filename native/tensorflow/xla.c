@@ -282,20 +282,20 @@ static void wait(void **outs, const void **ins, const char *chars, size_t nchars
 
 /* Staging memory that Python and the program share. */
 struct shared_block {
-    void *data;
+    struct bridge_memory memory;        /* first */
     size_t nbytes;
     atomic_int holders;
 };
 
-static void shared_block_drop(struct shared_block *block)
+/* Also for Python. */
+static void shared_block_drop(struct bridge_memory *memory)
 {
+    struct shared_block *block = (struct shared_block *)memory;
     if (atomic_fetch_sub(&block->holders, 1) == 1) {
-        staging_release(block->data);
+        staging_release(memory->data);
         free(block);
     }
 }
-
-static void release_by_python(struct bridge_memory *memory) { shared_block_drop(memory->owner); }
 
 static void put(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
@@ -306,14 +306,13 @@ static void put(void **outs, const void **ins, const char *chars, size_t nchars,
     int64_t id = text_int(&text), index = text_int(&text);
     struct shared_block *block = calloc(1, sizeof *block);
     block->nbytes = text_tensor(&text, &tensor, dims);
-    block->data = staging_acquire(block->nbytes);
+    block->memory = (struct bridge_memory){ shared_block_drop, staging_acquire(block->nbytes) };
     atomic_init(&block->holders, 2);
-    memcpy(block->data, ins[0], block->nbytes);
-    tensor.src = tensor.dst = block->data;
-    struct bridge_memory *memory = bridge_memory_create(block, release_by_python);
-    if (core.python_put(id, index, &tensor, memory, &error) != BHVD_OK) {
+    memcpy(block->memory.data, ins[0], block->nbytes);
+    tensor.src = tensor.dst = block->memory.data;
+    if (core.python_put(id, index, &tensor, &block->memory, &error) != BHVD_OK) {
         xla_fail(status, error.message);
-        shared_block_drop(block);
+        shared_block_drop(&block->memory);
         block = NULL;
     }
     *(int64_t *)outs[0] = (int64_t)(intptr_t)block;
@@ -335,8 +334,8 @@ static void finish(void **outs, const void **ins, const char *chars, size_t ncha
         if (!block)
             continue;
         if (end == BHVD_OK)
-            memcpy(outs[i], block->data, block->nbytes);
-        shared_block_drop(block);
+            memcpy(outs[i], block->memory.data, block->nbytes);
+        shared_block_drop(&block->memory);
     }
     *(int64_t *)outs[count] = 0;
     free(text.begin);

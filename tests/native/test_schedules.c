@@ -84,7 +84,7 @@ static struct codes codes_of(const struct job *job, int rank)
     coded_in_scratch(&codes, job->n, &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
-        codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT, false};
+        codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT};
     }
     return codes;
 }
