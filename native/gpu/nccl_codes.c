@@ -151,7 +151,8 @@ bhvd_status nccl_c_lp_s(struct nccl_execution *x, struct collective *coll)
     void *values = NULL;
     bhvd_status status = sizes ? BHVD_OK : executor_fail(x->exec, BHVD_ERR_SYSTEM, "no memory for a collective of %zu ranks", n);
     status = status ?: nccl_execution_checked(x, staged_codes_target(coll, &x->scratch, &values));
-    status = status ?: scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
+    if (!status)
+        status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
     status = status ?: nccl_execution_checked(x, staged_codes_unpack(coll, &x->scratch, values));
     status = status ?: copy_to_host(x, coll, values);
     keep(&c, coll->worker_copy, c.worker_residual, status);

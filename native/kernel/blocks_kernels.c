@@ -305,6 +305,7 @@ INLINE int take(const struct code *at, size_t i)
 }
 
 #define BLOCKS_LOOPS(element, real)                                                                                           \
+    typedef real real_##element;                                                                                              \
     RANGE_LOOP(element, real)                                                                                                 \
     /* The code of one element, in the lower bits. */                                                                         \
     INLINE uint8_t code_##element(const struct blocks_format *format, const struct real##_grid *grid, real x,                 \
@@ -354,7 +355,7 @@ EACH_REAL(BLOCKS_LOOPS)
 
 #define BLOCKS_FUNCTIONS(dtype, element, name, format)                                              \
     ENCODE(name, element) { encode_##element(&format, dst, src, count, options); }                  \
-    DECODE_LOOPS(name, element, code, code_at(&format, src, count, options, sizeof(load_##element(src))), decode_one_##element)
+    DECODE_LOOPS(name, element, code, code_at(&format, src, count, options, sizeof(real_##element)), decode_one_##element)
 #endif
 
 static size_t encoded_size(const struct blocks_format *format, bhvd_dtype dtype, size_t count,
