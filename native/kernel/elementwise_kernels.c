@@ -47,8 +47,11 @@ REDUCE_MIN_MAX(i64)
 REDUCE_MIN_MAX_FLOAT(f32, (float)NAN)
 REDUCE_MIN_MAX_FLOAT(f64, (double)NAN)
 
-REDUCE(or, u8, (x | y) != 0)
-REDUCE(and, u8, (x != 0) & (y != 0))
+typedef any_u8 any_b8;                  // bool
+REDUCE(sum, b8, (x | y) != 0)
+REDUCE(max, b8, (x | y) != 0)
+REDUCE(product, b8, (x != 0) & (y != 0))
+REDUCE(min, b8, (x != 0) & (y != 0))
 
 // ------------------------------------------------------------------------------ scaling that the compiler vectorizes
 
@@ -116,7 +119,7 @@ static void NAME(scale_i64)(void *to, const void *from, double factor, size_t co
     }
 }
 
-static void NAME(scale_bool)(void *dst, const void *src, double factor, size_t count)
+static void NAME(scale_b8)(void *dst, const void *src, double factor, size_t count)
 {
     (void)factor;
     if (dst != src && count > 0)
@@ -198,48 +201,39 @@ INLINE void half_loop(char *to, const char *a, const char *b, float factor, size
     {                                                                                                       \
         half_loop(dst, a, b, 0, count, load_##element##s, store_##element##s, operation);                   \
     }
-#define HALF(element)                               \
-    REDUCE_HALF(sum, element, sum)                  \
-    REDUCE_HALF(product, element, product)          \
-    REDUCE_HALF(min, element, minimum)              \
-    REDUCE_HALF(max, element, maximum)              \
-    static void NAME(scale_##element)(void *dst, const void *src, double factor, size_t count)                      \
-    {                                                                                                               \
-        half_loop(dst, src, NULL, (float)factor, count, load_##element##s, store_##element##s, product);            \
+#define HALF(element)                                                                                     \
+    REDUCE_HALF(sum, element, sum)                                                                        \
+    REDUCE_HALF(product, element, product)                                                                \
+    REDUCE_HALF(min, element, minimum)                                                                    \
+    REDUCE_HALF(max, element, maximum)                                                                    \
+    static void NAME(scale_##element)(void *dst, const void *src, double factor, size_t count)            \
+    {                                                                                                     \
+        half_loop(dst, src, NULL, (float)factor, count, load_##element##s, store_##element##s, product);  \
     }
 HALF(f16)
 HALF(bf16)
 
 // -------------------------------------------------------------------------------------------------------------- table
 
-#define REDUCE_FILL(dtype, sum, product, min, max)                          \
-    table->reduce[KERNEL_SUM][dtype] = NAME(reduce_##sum);                  \
-    table->reduce[KERNEL_PRODUCT][dtype] = NAME(reduce_##product);          \
-    table->reduce[KERNEL_MIN][dtype] = NAME(reduce_##min);                  \
-    table->reduce[KERNEL_MAX][dtype] = NAME(reduce_##max)
+// Integers wrap in the same way with and without a sign.
+#define FILL(dtype, wrapping, ordered)                                      \
+    table->reduce[KERNEL_SUM][dtype] = NAME(reduce_sum_##wrapping);         \
+    table->reduce[KERNEL_PRODUCT][dtype] = NAME(reduce_product_##wrapping); \
+    table->reduce[KERNEL_MIN][dtype] = NAME(reduce_min_##ordered);          \
+    table->reduce[KERNEL_MAX][dtype] = NAME(reduce_max_##ordered);          \
+    table->scale[dtype] = NAME(scale_##ordered)
 
 void NAME(elementwise_kernels_init)(struct kernel_table *table)
 {
-    REDUCE_FILL(BHVD_UINT8, sum_u8, product_u8, min_u8, max_u8);
-    REDUCE_FILL(BHVD_INT8, sum_u8, product_u8, min_i8, max_i8);
-    REDUCE_FILL(BHVD_UINT16, sum_u16, product_u16, min_u16, max_u16);
-    REDUCE_FILL(BHVD_INT16, sum_u16, product_u16, min_i16, max_i16);
-    REDUCE_FILL(BHVD_INT32, sum_u32, product_u32, min_i32, max_i32);
-    REDUCE_FILL(BHVD_INT64, sum_u64, product_u64, min_i64, max_i64);
-    REDUCE_FILL(BHVD_FLOAT32, sum_f32, product_f32, min_f32, max_f32);
-    REDUCE_FILL(BHVD_FLOAT64, sum_f64, product_f64, min_f64, max_f64);
-    REDUCE_FILL(BHVD_BOOL, or_u8, and_u8, and_u8, or_u8);
-    REDUCE_FILL(BHVD_FLOAT16, sum_f16, product_f16, min_f16, max_f16);
-    REDUCE_FILL(BHVD_BFLOAT16, sum_bf16, product_bf16, min_bf16, max_bf16);
-    table->scale[BHVD_UINT8] = NAME(scale_u8);
-    table->scale[BHVD_INT8] = NAME(scale_i8);
-    table->scale[BHVD_UINT16] = NAME(scale_u16);
-    table->scale[BHVD_INT16] = NAME(scale_i16);
-    table->scale[BHVD_INT32] = NAME(scale_i32);
-    table->scale[BHVD_INT64] = NAME(scale_i64);
-    table->scale[BHVD_FLOAT32] = NAME(scale_f32);
-    table->scale[BHVD_FLOAT64] = NAME(scale_f64);
-    table->scale[BHVD_FLOAT16] = NAME(scale_f16);
-    table->scale[BHVD_BFLOAT16] = NAME(scale_bf16);
-    table->scale[BHVD_BOOL] = NAME(scale_bool);
+    FILL(BHVD_UINT8, u8, u8);
+    FILL(BHVD_INT8, u8, i8);
+    FILL(BHVD_UINT16, u16, u16);
+    FILL(BHVD_INT16, u16, i16);
+    FILL(BHVD_INT32, u32, i32);
+    FILL(BHVD_INT64, u64, i64);
+    FILL(BHVD_FLOAT16, f16, f16);
+    FILL(BHVD_FLOAT32, f32, f32);
+    FILL(BHVD_FLOAT64, f64, f64);
+    FILL(BHVD_BFLOAT16, bf16, bf16);
+    FILL(BHVD_BOOL, b8, b8);
 }
