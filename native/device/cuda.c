@@ -165,14 +165,9 @@ static int cuda_event_query(struct bhvd_device *device, void *event)
     return code == CU_NOT_READY ? DEVICE_NOT_READY : code;
 }
 
-static void cuda_stream_destroy(struct bhvd_device *device, void *stream)
-{
-    (void)IN_CONTEXT(device, stream_destroy(stream));
-}
-
-static void cuda_event_destroy(struct bhvd_device *device, void *event) { (void)IN_CONTEXT(device, event_destroy(event)); }
-
 #define IN_ITS_CONTEXT(name, parameters, call) static int cuda_##name parameters { return IN_CONTEXT(device, call); }
+IN_ITS_CONTEXT(stream_destroy, (struct bhvd_device *device, void *stream), stream_destroy(stream))
+IN_ITS_CONTEXT(event_destroy, (struct bhvd_device *device, void *event), event_destroy(event))
 IN_ITS_CONTEXT(event_create, (struct bhvd_device *device, void **out), event_create(out, CU_EVENT_DISABLE_TIMING))
 IN_ITS_CONTEXT(event_record, (struct bhvd_device *device, void *event, void *stream), event_record(event, stream))
 IN_ITS_CONTEXT(event_wait, (struct bhvd_device *device, void *event), event_synchronize(event))

@@ -40,11 +40,11 @@ struct device_ops {
     void (*leave)(struct bhvd_device *device);
     // A stream with the GPU's highest priority. Does not synchronize with the framework's default stream.
     int (*stream_create)(struct bhvd_device *device, void **out);
-    void (*stream_destroy)(struct bhvd_device *device, void *stream);
+    int (*stream_destroy)(struct bhvd_device *device, void *stream);
     // 1: a CUDA graph is being captured from it, and nothing can be ordered after it. 0: no capture. Else an error.
     int (*stream_is_capturing)(struct bhvd_device *device, void *stream, int *capturing);
     int (*event_create)(struct bhvd_device *device, void **out);
-    void (*event_destroy)(struct bhvd_device *device, void *event);
+    int (*event_destroy)(struct bhvd_device *device, void *event);
     int (*event_record)(struct bhvd_device *device, void *event, void *stream);
     // 0: everything before the record has run. DEVICE_NOT_READY: not yet. Else the error on the GPU.
     int (*event_query)(struct bhvd_device *device, void *event);

@@ -1,5 +1,5 @@
 // One element of each floating point type: load from and store to memory of any alignment, as float32 (float64: as
-// double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the versions in vectors_avx2.h:
+// double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the versions in vectors.h:
 // round to nearest even, subnormals kept, a NaN keeps its sign and leading payload and becomes quiet when narrowed.
 // Plain C, also included by a CUDA file. NVRTC has no standard headers: build.py drops their include lines when it assembles the
 // source, so the few names that are needed are declared here.
