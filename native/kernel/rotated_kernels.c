@@ -166,8 +166,6 @@ struct coder {
     static const struct coder name##_coder = {&levels, name##_quantize, name##_dequantize};
 ROTATED_EACH(ROTATED_CODER)
 
-static const struct io COEFFICIENTS = {.size = sizeof(float)};
-
 // The parts of a chunk's code.
 struct codes {
     int bits;
@@ -273,7 +271,7 @@ SHARED void encode(const struct coder *coder, const struct io *io, void *dst, co
     memcpy(dst, &key, sizeof key);
 }
 
-// Writes elements that are all 0, or all NaN.
+// Writes elements that are all 0, or all NaN. adds: to float32, without io.
 INLINE void fill(const struct io *io, char *dst, size_t count, float value, int adds)
 {
     for (size_t i = 0; i < count; i++) {
@@ -322,7 +320,7 @@ SHARED void coefficients_add(const struct coder *coder, float *sum, const void *
         const size_t d = rotated_block(count - begin, at.size);
         const float t = load_f32(scale_of_block(&at, begin));
         if (!rotated_is_bounded(t))
-            fill(&COEFFICIENTS, (char *)(sum + begin), d, (float)NAN, 1);
+            fill(NULL, (char *)(sum + begin), d, (float)NAN, 1);
         else if (t != 0)
             coder->dequantize(sum + begin, codes_of_block(&at, begin), d, t, 1);
     }

@@ -87,20 +87,16 @@ INLINE void words_load(const uint8_t *p, whole *q)
         q[v] = whole_from_halves(load_halves(p + v * sizeof(halves)));
 }
 
-#define BUTTERFLY(a, b)                         \
-    do {                                        \
-        const vec sum = a + b;                  \
-        b = a - b;                              \
-        a = sum;                                \
-    } while (0)
-
 // The butterflies of log2(n) distances over n = 2, 4 or 8 vectors.
 INLINE void butterflies(vec *r, int n)
 {
     UNROLLED for (int h = 1; h < n; h *= 2)
         UNROLLED for (int i = 0; i < n; i++)
-            if (!(i & h))
-                BUTTERFLY(r[i], r[i + h]);
+            if (!(i & h)) {
+                const vec sum = r[i] + r[i + h];
+                r[i + h] = r[i] - r[i + h];
+                r[i] = sum;
+            }
 }
 
 // One pass: the log2(n) distances from h on.

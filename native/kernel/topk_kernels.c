@@ -357,8 +357,15 @@ static uint32_t at_least_bf16(const char *block, uint64_t least) { return at_lea
 
 // infinity, nan: the magnitudes of an infinity and of a NaN.
 #define TOPK_TYPE(element, size, infinity, nan)                                                                 \
-    static const struct topk_element element = {size, 8 * size - 1, infinity, nan, topk_number_##element,       \
-                                                topk_rounded_##element, AT_LEAST(element)};                     \
+    static double number_##element(uint64_t magnitude) { return load_##element(&magnitude); }                   \
+    static uint64_t rounded_##element(double number)                                                            \
+    {                                                                                                           \
+        uint64_t magnitude = 0;                                                                                 \
+        store_##element(&magnitude, number);                                                                    \
+        return magnitude;                                                                                       \
+    }                                                                                                           \
+    static const struct topk_element element = {size, 8 * size - 1, infinity, nan, number_##element,            \
+                                                rounded_##element, AT_LEAST(element)};                          \
     TOPK_CODEC(topk, element)                                                                                   \
     TOPK_CODEC(topk_2bit, element)
 TOPK_TYPE(f32, 4, 0x7f800000, 0x7fc00000)

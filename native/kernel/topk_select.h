@@ -54,21 +54,6 @@ INLINE uint32_t topk_at_least_few(const char *block, size_t count, uint64_t leas
     return found;
 }
 
-// number() and rounded() of the types.
-static inline double topk_number_f32(uint64_t magnitude) { return float_from_bits((uint32_t)magnitude); }
-static inline double topk_number_f16(uint64_t magnitude) { return float16_to_float((uint16_t)magnitude); }
-static inline double topk_number_bf16(uint64_t magnitude) { return bfloat16_to_float((uint16_t)magnitude); }
-static inline double topk_number_f64(uint64_t magnitude) { return load_f64(&magnitude); }
-static inline uint64_t topk_rounded_f32(double number) { return bits_from_float((float)number); }
-static inline uint64_t topk_rounded_f16(double number) { return float16_from_float((float)number); }
-static inline uint64_t topk_rounded_bf16(double number) { return bfloat16_from_float((float)number); }
-static inline uint64_t topk_rounded_f64(double number)
-{
-    uint64_t bits;
-    store_f64(&bits, number);
-    return bits;
-}
-
 INLINE uint32_t topk_candidates(const char *src, size_t i, size_t count, uint64_t least,
                                 const struct topk_element *element)
 {
