@@ -348,8 +348,8 @@ INLINE int take(const struct code *at, size_t i)
             x = (real)blocks_float_value((uint8_t)code) * (t * BLOCKS_FLOAT_SCALE);                                           \
         else                                                                                                                  \
             x = (real)(code >> (format->bits - 1) ? code - (1 << format->bits) : code) * t;                                   \
-        const real largest = (real)LARGEST_##element;                                                                         \
-        return x < -largest ? -largest : x > largest ? largest : x == x ? x : (real)NAN;                                      \
+        const real most = (real)LARGEST_##element, bounded = x < -most ? -most : x > most ? most : x;                         \
+        return x == x ? bounded : (real)NAN;                                                                                  \
     }
 EACH_REAL(BLOCKS_LOOPS)
 
