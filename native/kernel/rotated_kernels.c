@@ -17,6 +17,7 @@ struct io {
     void (*inverse)(char *dst, size_t count, float *a, size_t d, const uint32_t *signs, int adds);
     void (*store_one)(void *p, float x);
 };
+
 // For the definition and in vectors:
 //     squares(a, d)                             the sum of squares of a block; all blocks are float32
 //     quantize(levels, codes, a, d, s)          writes the codes; returns sum_i |a_i| L[q_i]. s: the root mean square

@@ -37,11 +37,11 @@ bhvd_status primitive_execute(struct executor *exec, struct group *group, struct
                               primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    const bool is_hierarchical = primitive_is_hierarchical(group, coll->kind, coll->hierarchical);
     const bool is_central = coll->kind == BHVD_C_LP_S;
     bhvd_status status = coll->hierarchical && !is_central ? check_hosts(exec, group, error) : BHVD_OK;
     if (!status && !(gpu && is_central))
         status = add_spans(exec, coll, &list);
+    const bool is_hierarchical = list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical);
     if (!status && collective_nbytes(coll))
         status = (is_hierarchical ? hosts : among)(exec, group, coll, gpu, &list, plan);
     span_list_fini(&list);
