@@ -1,8 +1,7 @@
 """Builds bagua_hvd._native: the C core as a static library, and the cffi module over the one public header.
 
 `setup.py` reads `ffibuilder` and `LIBRARIES` from here; the C tests read `SOURCES` and `FLAGS`, so the files are listed
-nowhere else. A suffix `_<isa>` of a C file selects its compiler flags; a file with the suffix `_vectors` is compiled
-for each instruction set, with its name as ISA.
+nowhere else. A C file with the suffix `_kernels` is compiled once more for each instruction set, with its name as ISA.
 
 In this folder this file shadows the package `build` of `python -m build`, so run as a program it says what to type.
 """
@@ -62,12 +61,6 @@ LTO = ["-flto", "-ffat-lto-objects"] if os.environ.get("BHVD_BUILD_LTO") != "0" 
 LTO_LINK = [*LTO, "-flto-partition=one", *FLAGS] if LTO else []
 
 
-def _isas(path):
-    if path.stem.endswith("_vectors"):
-        return list(ISA_FLAGS)
-    return [isa for isa in ISA_FLAGS if path.stem.endswith("_" + isa)] or [None]
-
-
 def _sources():
     """All C files by instruction set; None is the portable code. Without x86 there is only portable code.
 
@@ -78,9 +71,8 @@ def _sources():
     for path in sorted((ROOT / NATIVE).rglob("*.c")):
         if ROOT / TENSORFLOW in path.parents:
             continue
-        for isa in _isas(path):
-            if isa is None or x86:
-                sources.setdefault(isa, []).append(str(path.relative_to(ROOT)))
+        for isa in [None, *(ISA_FLAGS if x86 and path.stem.endswith("_kernels") else [])]:
+            sources.setdefault(isa, []).append(str(path.relative_to(ROOT)))
     return sources
 
 

@@ -25,10 +25,12 @@ class BuildInParallel(build_clib):
     def build_libraries(self, libraries):
         compile_one, archive, jobs = self.compiler._compile, self.compiler.create_static_lib, []
 
-        def archive_what_is_compiled(*args, **kwargs):
+        def archive_what_is_compiled(objects, name, output_dir=None, **kwargs):
             while jobs:
                 jobs.pop().result()
-            archive(*args, **kwargs)
+            # ar would keep the objects of files that are gone.
+            Path(self.compiler.library_filename(name, output_dir=output_dir or "")).unlink(missing_ok=True)
+            archive(objects, name, output_dir=output_dir, **kwargs)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             self.compiler._compile = lambda *args: jobs.append(pool.submit(compile_one, *args))

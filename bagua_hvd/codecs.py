@@ -15,7 +15,7 @@
 Use biased codecs with error feedback. Each codec takes float16, bfloat16, float32 and float64 (float32: only that). A
 chunk is the data that is encoded at a time. NaN and infinity are never lost: their chunk (block, rotated, float8:
 their block; topk of 2 bits: all kept elements) decodes to NaN; topk, float16 and bfloat16 keep them as they are.
-Formulas, sources and bytes: native/kernel/<codec>.h (float16, bfloat16: half.c; block, float8: blocks.h).
+Formulas, sources and bytes: native/kernel/<codec>.h or <codec>_kernels.c (float16, bfloat16: half; float8: blocks).
 """
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -79,7 +79,7 @@ def filled(outputs, gradients):
 
 
 def fact(name: str, process_set_id: int = 0, node_name: str | None = None) -> Any:
-    """A number of the job as an int32 scalar, read when the graph runs; see native/tensorflow/fact.c."""
+    """A number of the job as an int32 scalar, read when the graph runs; see native/tensorflow/collective_ops.c."""
     if compiled_by_xla():
         return xla.fact(name, process_set_id)
     return ops.bagua_hvd_fact(fact=name, process_set_id=process_set_id, name=node_name)

@@ -10,7 +10,6 @@
 
 #include "base/status.h"
 #include "device/device.h"
-#include "device/library.h"
 
 typedef int cu_result;                  // CUresult; 0: success
 typedef int cu_device;                  // CUdevice; all others are pointers
@@ -149,7 +148,7 @@ static int cuda_stream_create(struct bhvd_device *device, void **out)
 {
     int least = 0, greatest = 0;
     int code = IN_CONTEXT(device, priority_range(&least, &greatest));
-    return code ? code : IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest));
+    return code ?: IN_CONTEXT(device, stream_create(out, CU_STREAM_NON_BLOCKING, greatest));
 }
 
 static int cuda_stream_is_capturing(struct bhvd_device *device, void *stream, int *capturing)
@@ -166,14 +165,9 @@ static int cuda_event_query(struct bhvd_device *device, void *event)
     return code == CU_NOT_READY ? DEVICE_NOT_READY : code;
 }
 
-static void cuda_stream_destroy(struct bhvd_device *device, void *stream)
-{
-    (void)IN_CONTEXT(device, stream_destroy(stream));
-}
-
-static void cuda_event_destroy(struct bhvd_device *device, void *event) { (void)IN_CONTEXT(device, event_destroy(event)); }
-
 #define IN_ITS_CONTEXT(name, parameters, call) static int cuda_##name parameters { return IN_CONTEXT(device, call); }
+IN_ITS_CONTEXT(stream_destroy, (struct bhvd_device *device, void *stream), stream_destroy(stream))
+IN_ITS_CONTEXT(event_destroy, (struct bhvd_device *device, void *event), event_destroy(event))
 IN_ITS_CONTEXT(event_create, (struct bhvd_device *device, void **out), event_create(out, CU_EVENT_DISABLE_TIMING))
 IN_ITS_CONTEXT(event_record, (struct bhvd_device *device, void *event, void *stream), event_record(event, stream))
 IN_ITS_CONTEXT(event_wait, (struct bhvd_device *device, void *event), event_synchronize(event))
@@ -239,14 +233,10 @@ bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **o
         return error_set(error, BHVD_ERR_ARGUMENT, "there is no GPU %d: the driver (CUDA %d.%d) has %d", index,
                          version / 1000, version % 1000 / 10, count);
     }
-    if (!code)
-        code = cuda->driver.device_get(&cuda->device, index);
-    if (!code)
-        code = cuda->driver.device_get_uuid(cuda->base.uuid, cuda->device);
-    if (!code)
-        code = cuda->driver.primary_retain(&cuda->context, cuda->device);
-    if (!code)
-        code = device_init(&cuda->base, &cuda_ops, index);
+    code = code ?: cuda->driver.device_get(&cuda->device, index);
+    code = code ?: cuda->driver.device_get_uuid(cuda->base.uuid, cuda->device);
+    code = code ?: cuda->driver.primary_retain(&cuda->context, cuda->device);
+    code = code ?: device_init(&cuda->base, &cuda_ops, index);
     if (code) {
         cuda->base.index = index;
         status = device_failed(&cuda->base, code, "it cannot be opened", error);

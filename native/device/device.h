@@ -1,10 +1,9 @@
 // A GPU for the core: memory that the host cannot access, and asynchronous streams, ordered by events.
 //
-//     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu
+//     devices.c   common to all devices: reference count, copies that the host waits for, launches of kernels.cu; NCCL, opened at
+//                 run time
 //     cuda.c      NVIDIA's driver, opened at run time
-//     buffer.c    cache of memory between operations
-//     scratch.c   memory for work on one stream, and copies of many spans there
-//     nccl_library.c   NCCL, opened at run time
+//     buffer.c    memory of operations, and copies of many spans on the device
 //
 // Nothing here blocks unless documented. All functions may be called from any thread.
 #pragma once
@@ -41,11 +40,11 @@ struct device_ops {
     void (*leave)(struct bhvd_device *device);
     // A stream with the GPU's highest priority. Does not synchronize with the framework's default stream.
     int (*stream_create)(struct bhvd_device *device, void **out);
-    void (*stream_destroy)(struct bhvd_device *device, void *stream);
+    int (*stream_destroy)(struct bhvd_device *device, void *stream);
     // 1: a CUDA graph is being captured from it, and nothing can be ordered after it. 0: no capture. Else an error.
     int (*stream_is_capturing)(struct bhvd_device *device, void *stream, int *capturing);
     int (*event_create)(struct bhvd_device *device, void **out);
-    void (*event_destroy)(struct bhvd_device *device, void *event);
+    int (*event_destroy)(struct bhvd_device *device, void *event);
     int (*event_record)(struct bhvd_device *device, void *event, void *stream);
     // 0: everything before the record has run. DEVICE_NOT_READY: not yet. Else the error on the GPU.
     int (*event_query)(struct bhvd_device *device, void *event);
@@ -96,3 +95,15 @@ int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, in
                        void *stream);
 
 bhvd_status cuda_create(int index, const char *libraries, struct bhvd_device **out, struct bhvd_error *error);
+
+// A function of a library of the GPU's vendor, which is opened at run time: not needed to build or to import.
+struct library_symbol {
+    const char *name;                   // as exported
+    void **address;                     // of the variable for its address
+};
+
+// Opens the first file of `paths` that loads (separated by ':'; NULL: none), else `soname`: the copy that the process has already
+// loaded, or one that the system finds. Then resolves the symbols. The library stays loaded, because GPU libraries cannot be
+// unloaded safely. BHVD_ERR_UNSUPPORTED: the message names the missing library or function, and `remedy`.
+bhvd_status library_open(const char *soname, const char *paths, const char *remedy,
+                         const struct library_symbol *symbols, size_t count, struct bhvd_error *error);

@@ -1,6 +1,9 @@
 #include "device/device.h"
 
+#include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/dtype.h"
 #include "base/status.h"
@@ -16,7 +19,7 @@ int device_init(struct bhvd_device *device, const struct device_ops *ops, int in
     atomic_init(&device->references, 1);
     pthread_mutex_init(&device->lock, NULL);
     int code = ops->stream_create(device, &device->to_host);
-    return code ? code : ops->stream_create(device, &device->from_host);
+    return code ?: ops->stream_create(device, &device->from_host);
 }
 
 void device_hold(struct bhvd_device *device) { atomic_fetch_add(&device->references, 1); }
@@ -93,19 +96,15 @@ bhvd_status bhvd_device_copy(bhvd_device *device, const struct bhvd_tensor *tens
     if (status)
         return status;
     int code = ops->event_create(device, &event);
-    if (!code)
-        code = ops->event_record(device, event, stream);
-    if (!code)
-        code = ops->stream_wait_event(device, device->to_host, event);
+    code = code ?: ops->event_record(device, event, stream);
+    code = code ?: ops->stream_wait_event(device, device->to_host, event);
     for (size_t t = 0; t < count && !code; t++) {
         const size_t nbytes = nbytes_of(&tensors[t]);
         if (nbytes)
             code = ops->copy(device, tensors[t].dst, tensors[t].src, nbytes, device->to_host);
     }
-    if (!code)
-        code = ops->event_record(device, event, device->to_host);
-    if (!code)
-        code = ops->event_wait(device, event);
+    code = code ?: ops->event_record(device, event, device->to_host);
+    code = code ?: ops->event_wait(device, event);
     if (event)
         ops->event_destroy(device, event);
     if (code)
@@ -138,4 +137,79 @@ int device_launch_over(struct bhvd_device *device, bhvd_device_kernel kernel, in
 {
     const uint64_t blocks = (count + 4 * DEVICE_THREADS - 1) / (4 * DEVICE_THREADS);
     return device_launch(device, kernel, type, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, params, stream);
+}
+
+// --------------------------------------------------------------------------------------------------------- libraries
+
+enum { PATH_SIZE = 4096, REASON_SIZE = 400 };
+
+// reason: dlopen's message for the last of the paths, or, without paths, for the soname.
+static void *open_first(const char *soname, const char *paths, char *reason)
+{
+    void *library = NULL;
+    reason[0] = 0;
+    for (const char *at = paths ? paths : ""; !library && *at;) {
+        char path[PATH_SIZE];
+        const size_t length = strcspn(at, ":");
+        if (length > 0 && length < sizeof path) {
+            memcpy(path, at, length);
+            path[length] = 0;
+            library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+            if (!library)
+                snprintf(reason, REASON_SIZE, "%s", dlerror());
+        }
+        at += length + (at[length] == ':');
+    }
+    if (!library) {
+        library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);    // the process's own copy if it has loaded one already
+        if (!library && !reason[0])
+            snprintf(reason, REASON_SIZE, "%s", dlerror());
+    }
+    return library;
+}
+
+bhvd_status library_open(const char *soname, const char *paths, const char *remedy,
+                         const struct library_symbol *symbols, size_t count, struct bhvd_error *error)
+{
+    char reason[REASON_SIZE];
+    void *library = open_first(soname, paths, reason);
+    if (!library)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "%s cannot be loaded: %s; %s", soname, reason, remedy);
+    for (size_t i = 0; i < count; i++) {
+        *symbols[i].address = dlsym(library, symbols[i].name);
+        if (!*symbols[i].address)
+            return error_set(error, BHVD_ERR_UNSUPPORTED, "%s has no function %s: it is too old; %s", soname,
+                             symbols[i].name, remedy);
+    }
+    return BHVD_OK;
+}
+
+enum { NCCL_OLDEST = 21400 };           // nonblocking communicators, which can be queried for errors
+
+#define REMEDY "install the package nvidia-nccl-cu12 (or -cu13), or name the file in BAGUA_HVD_LIBNCCL"
+
+bhvd_status nccl_open(const char *libraries, struct nccl *out, struct bhvd_error *error)
+{
+#define SYMBOL(symbol, member, result, prototype) {symbol, (void **)&out->member},
+    const struct library_symbol symbols[] = {NCCL_FUNCTIONS(SYMBOL)};
+    out->version = 0;
+    // The version is checked first: a library that is too old also lacks functions, but the version makes a clearer message.
+    bhvd_status status = library_open("libnccl.so.2", libraries, REMEDY, symbols, 1, error);
+    if (status)
+        return status;
+    if (out->get_version(&out->version) || out->version < NCCL_OLDEST)
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "libnccl.so.2 has version %d; bagua_hvd needs %d at least: install "
+                         "a newer nvidia-nccl-cu12 (or -cu13)", out->version, NCCL_OLDEST);
+    return library_open("libnccl.so.2", libraries, REMEDY, symbols, sizeof symbols / sizeof symbols[0], error);
+}
+
+// Since 2.9, NCCL encodes versions as 10000 major + 100 minor + patch.
+bhvd_status bhvd_nccl_probe(const char *libraries, int *version, struct bhvd_error *error)
+{
+    struct nccl nccl;
+    bhvd_status status = nccl_open(libraries, &nccl, error);
+    *version = nccl.version;
+    if (!status)
+        error_clear(error);
+    return status;
 }

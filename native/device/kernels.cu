@@ -5,8 +5,7 @@
 // one-dimensional, blocks of whole warps, at most 256 threads; vectors are used if the addresses allow it. A GPU generates only one
 // kind of NaN, while the CPU keeps the bits of an operand: canonical() is applied before a NaN can be stored.
 #include "device/spans.h"
-#include "kernel/codec_random.h"
-#include "kernel/codec_sums.h"
+#include "kernel/codec.h"
 #include "kernel/element.h"
 #include "kernel/minmax_uint8.h"
 #include "kernel/rotated.h"
@@ -249,12 +248,5 @@ EACH_TYPE(MIX)
 
 // --------------------------------------------------------------------------------------------------------- codecs
 
-#include "device/kernels_segments.cuh"
-#include "device/kernels_minmax.cuh"
-#include "device/kernels_bits.cuh"
+#include "device/kernels_codecs.cuh"
 #include "device/kernels_rotated.cuh"
-
-#define CODECS_DECODERS(type)            \
-    CODEC_DECODERS(minmax_uint8, type)   \
-    CODEC_DECODERS(sign, type)
-EACH_TYPE(CODECS_DECODERS)

@@ -17,8 +17,9 @@ struct rotated {
     float level;                        // level number lane mod 8
 };
 
-__device__ static struct rotated rotated_of(const struct coded &coded, float *scratch, uint64_t option)
+__device__ static struct rotated rotated_of(const struct coded &coded, uint64_t option)
 {
+    __shared__ float scratch[ROTATED_SCRATCH];
     struct rotated r;
     r.bits = (int)(option & 255);
     r.size = option >> 8;
@@ -167,7 +168,7 @@ __device__ static void dequantize(const struct rotated &r, float *a, const uint8
     }
 }
 
-// rotated_codes.h: normalize. All lanes return the same.
+// rotated_kernels.c: normalize. All lanes return the same.
 __device__ static double normalize(const struct rotated &r, float *a, uint64_t d)
 {
     float largest = 0;
@@ -314,8 +315,7 @@ template <class Each> __device__ void for_blocks(const struct rotated &r, Each e
 
 template <class T> __device__ void rotated_encode(const struct coded &coded, const void *src, uint64_t option, uint64_t seed)
 {
-    __shared__ float scratch[ROTATED_SCRATCH];
-    const struct rotated r = rotated_of(coded, scratch, option);
+    const struct rotated r = rotated_of(coded, option);
     const typename T::stored *from = (const typename T::stored *)src + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         forward(r, r.values, seed, begin, d, [&](uint64_t i) { return i < r.count ? (float)T::load(from + i) : 0.0f; });
@@ -347,8 +347,7 @@ __device__ static void rotated_header(const struct coded &coded, uint64_t option
 
 template <class T> __device__ void rotated_decode(const struct coded &coded, void *dst, uint64_t option)
 {
-    __shared__ float scratch[ROTATED_SCRATCH];
-    const struct rotated r = rotated_of(coded, scratch, option);
+    const struct rotated r = rotated_of(coded, option);
     typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         decode_block<T>(r, coded.code, begin, d, false, [&](uint64_t i, typename T::real x) {
@@ -360,8 +359,7 @@ template <class T> __device__ void rotated_decode(const struct coded &coded, voi
 
 template <class T> __device__ void rotated_decode_add(const struct coded &coded, float *dst, uint64_t option)
 {
-    __shared__ float scratch[ROTATED_SCRATCH];
-    const struct rotated r = rotated_of(coded, scratch, option);
+    const struct rotated r = rotated_of(coded, option);
     float *to = dst + coded.part.begin;
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         decode_block<T>(r, coded.code, begin, d, true, [&](uint64_t i, typename T::real x) {
@@ -377,8 +375,7 @@ template <class T>
 __device__ void rotated_decode_sum(const struct coded &coded, void *dst, uint64_t rank_stride, uint64_t ranks, double factor,
                                    uint64_t option)
 {
-    __shared__ float scratch[ROTATED_SCRATCH];
-    const struct rotated r = rotated_of(coded, scratch, option);
+    const struct rotated r = rotated_of(coded, option);
     typename T::stored *to = (typename T::stored *)dst + coded.part.begin;
     const bool alike = r.count && are_alike(r, coded.code, rank_stride, ranks);
     auto put = [&](uint64_t i, typename T::real x) {
@@ -399,8 +396,7 @@ template <class T>
 __device__ void rotated_reencode(const struct coded &to, const uint8_t *from, uint64_t rank_stride, uint64_t ranks, double factor,
                                  uint64_t option, uint64_t seed)
 {
-    __shared__ float scratch[ROTATED_SCRATCH];
-    const struct rotated r = rotated_of(to, scratch, option);
+    const struct rotated r = rotated_of(to, option);
     const bool alike = r.count && are_alike(r, from, rank_stride, ranks);
     for_blocks(r, [&](uint64_t begin, uint64_t d) {
         sum_block<T>(r, from, rank_stride, ranks, factor, alike, begin, d);

@@ -1,7 +1,7 @@
 // Table for copying many spans in one launch; shared with kernels.cu.
 #pragma once
 
-#include "kernel/processor.h"
+#include "kernel/element.h"
 
 enum { SPANS_PIECE = 16384 };           // bytes that one block of threads copies
 

@@ -77,7 +77,7 @@ enum step_kind {
     // Each member executes these steps one after the other, in the order in which they were written.
     STEP_REDUCE_WITHIN,         // a reduce-scatter or allreduce; the result to `to`
     STEP_DISTRIBUTE_WITHIN,     // an allgather or broadcast of what is at `from`
-    // On codes, executed by the schedule's creator (primitive/coded_schedules.h); a code represents a range of values of the
+    // On codes, executed by the schedule's creator (primitive/coded.h); a code represents a range of values of the
     // vector.
     STEP_ENCODE,        // to = the code of the values
     STEP_REENCODE,      // to = the code of the combined values: COMBINE, then ENCODE (quantizes again)

@@ -37,12 +37,10 @@ static int fetch(struct bhvd_device_array *device_copy)
     struct bhvd_device *device = device_copy->device;
     const struct device_ops *ops = device->ops;
     int failed = ops->stream_wait_event(device, device->to_host, device_copy->buffer->last);
-    if (!failed)
-        failed = ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float),
-                         device->to_host);
-    if (!failed)
-        failed = device_buffer_record(device, device_copy->buffer, device->to_host);
-    return failed ? failed : ops->event_wait(device, device_copy->buffer->done);
+    failed = failed ?: ops->copy(device, device_copy->values, device_copy->buffer->data, device_copy->count * sizeof(float),
+                               device->to_host);
+    failed = failed ?: device_buffer_record(device, device_copy->buffer, device->to_host);
+    return failed ?: ops->event_wait(device, device_copy->buffer->done);
 }
 
 bhvd_status bhvd_device_array_fetch(bhvd_device_array *device_copy, struct bhvd_error *error)
@@ -66,12 +64,11 @@ static int copy_there(struct bhvd_device_array *to, struct bhvd_device_array *fr
     if (failed)
         return failed;
     failed = device->ops->stream_wait_event(device, device->to_host, from->buffer->last);
-    if (!failed)
-        failed = device->ops->copy(device, buffer->data, from->buffer->data, from->count * sizeof(float), device->to_host);
+    failed = failed ?: device->ops->copy(device, buffer->data, from->buffer->data, from->count * sizeof(float), device->to_host);
     const int read = device_buffer_record(device, from->buffer, device->to_host);
     const int written = device_buffer_record(device, buffer, device->to_host);
     device_copy_adopt(to, device, buffer);
-    return failed ? failed : read ? read : written;
+    return failed ?: read ? read : written;
 }
 
 bhvd_status bhvd_device_array_copy(bhvd_device_array *to, bhvd_device_array *from, struct bhvd_error *error)
@@ -100,7 +97,7 @@ static int send(struct bhvd_device_array *device_copy, struct bhvd_device *devic
     failed = device->ops->copy(device, buffer->data, pinned->data, nbytes, stream);
     const int recorded = device_buffer_record(device, pinned, stream);
     device_buffer_release(device, pinned);
-    return failed ? failed : recorded;
+    return failed ?: recorded;
 }
 
 int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *device, void *stream, float **out)
@@ -120,7 +117,7 @@ int device_copy_use(struct bhvd_device_array *device_copy, struct bhvd_device *d
         const int recorded = device_buffer_record(device, buffer, stream);
         device_copy_adopt(device_copy, device, buffer);
         if (failed || recorded)
-            return failed ? failed : recorded;
+            return failed ?: recorded;
     }
     *out = (float *)(void *)device_copy->buffer->data;
     return device->ops->stream_wait_event(device, stream, device_copy->buffer->last);

@@ -1,6 +1,6 @@
 #include "gpu/device_encoder.h"
 
-#include "kernel/codec_sums.h"
+#include "kernel/codec.h"
 #include "kernel/rotated.h"
 
 enum {
@@ -136,8 +136,7 @@ static int launch_codec(const struct device_encoder *e, const struct encoding *e
     int failed = needed ? device_scratch_acquire(scratch, needed, &ranges) : 0;
     if (!failed && kernels->first != NONE)
         failed = launch_encoder(e, kernels->first, encoding, values, ranges, blocks, scratch->stream);
-    if (!failed)
-        failed = launch_encoder(e, kernels->encode, encoding, values, ranges, blocks, scratch->stream);
+    failed = failed ?: launch_encoder(e, kernels->encode, encoding, values, ranges, blocks, scratch->stream);
     if (!failed && kernels->last != NONE)
         failed = launch_encoder(e, kernels->last, encoding, values, ranges, 1, scratch->stream);
     return failed;
@@ -165,13 +164,11 @@ int device_encoder_encode(const struct device_encoder *e, const struct encoding 
         failed = launch_over(e, BHVD_DEVICE_FEED_RESIDUAL, count, params, scratch->stream);
         values = rounded ? rounded : new_residual;
     }
-    if (!failed)
-        failed = launch_codec(e, encoding, values, scratch);
+    failed = failed ?: launch_codec(e, encoding, values, scratch);
     if (!failed && new_residual) {
         void *params[] = {&new_residual, &vector, &count};
         failed = device_encoder_decode(e, encoding->layout, vector, encoding->codes, scratch->stream);
-        if (!failed)
-            failed = launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);
+        failed = failed ?: launch_over(e, BHVD_DEVICE_UPDATE_RESIDUAL, count, params, scratch->stream);
     }
     return failed;
 }
@@ -229,5 +226,5 @@ int device_encoder_reencode(const struct device_encoder *e, const struct encodin
     const uint64_t blocks = per_segment(layout, PER_BLOCK), seed = encoder_seed(&e->host, encoding->pass);
     void *params[] = {SUM_ARGUMENTS(encoding->codes), ARGUMENT(seed), ARGUMENT(encoding->begin)};
     int failed = launch(e, e->kernels->reencode, all_segments(layout) * blocks, params, stream);
-    return failed ? failed : launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
+    return failed ?: launch_encoder(e, e->kernels->last, encoding, NULL, NULL, 1, stream);
 }

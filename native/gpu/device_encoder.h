@@ -4,7 +4,7 @@
 // All work is put on a stream; the host never waits. All int results: 0, or the driver's error.
 #pragma once
 
-#include "device/scratch.h"
+#include "device/buffer.h"
 #include "executor/collective.h"
 #include "primitive/encoder.h"
 

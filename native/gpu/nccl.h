@@ -70,7 +70,7 @@ bhvd_status nccl_alltoall(struct nccl_execution *exec, struct collective *coll, 
                           const struct parts *parts);
 bhvd_status nccl_broadcast(struct nccl_execution *exec, struct collective *coll, size_t index, int root);
 bhvd_status nccl_c_lp_s(struct nccl_execution *exec, struct collective *coll);
-bhvd_status nccl_d_lp_s(struct nccl_execution *exec, const struct collective *coll);
+bhvd_status nccl_d_lp_s(struct nccl_execution *exec, struct collective *coll);
 // Marks the end on the stream. Waits for it only if a result goes to the host's memory. status: of the execution.
 bhvd_status nccl_end(struct nccl_execution *exec, bhvd_status status);
 // Waits until calls that returned NCCL_IN_PROGRESS have enqueued all their work.

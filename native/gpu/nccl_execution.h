@@ -3,7 +3,7 @@
 
 #include "collective/collectives.h"
 #include "device/nccl_library.h"
-#include "device/scratch.h"
+#include "device/buffer.h"
 #include "executor/group.h"
 #include "gpu/nccl.h"
 #include "gpu/staging.h"
@@ -31,14 +31,14 @@ bhvd_status nccl_execution_enqueued(struct nccl_execution *x, nccl_result result
 // Inside a group: keeps the first error, which is passed to the end as `inside`.
 void nccl_execution_keep(nccl_result *inside, nccl_result result);
 bhvd_status nccl_execution_group_end(struct nccl_execution *x, nccl_result inside);
+// Inside a group: sends to a member and receives from it; 0 bytes: not in that direction.
+void nccl_execution_exchange(struct nccl_execution *x, nccl_result *inside, int peer, const void *out, size_t out_nbytes, void *in,
+                             size_t in_nbytes);
 
 // Waits until the event has passed.
 bhvd_status nccl_execution_wait(struct nccl_execution *x, void *event);
 // Copies between host and device, in any direction, in stream order.
 bhvd_status nccl_execution_copy(struct nccl_execution *x, void *dst, const void *src, size_t nbytes);
-
-enum nccl_type nccl_execution_type(bhvd_dtype dtype);
-enum nccl_op nccl_execution_op(bhvd_op op);
 
 // Parts of a vector, one after the other, for the first `count` ranks: of[rank] bytes, or `each` if that is NULL.
 struct nccl_parts {
@@ -53,3 +53,19 @@ bhvd_status nccl_execution_reduce_scatter(struct nccl_execution *x, bhvd_op op, 
 // Gathers each rank's part, src, into every dst. src may be this rank's part of dst.
 bhvd_status nccl_execution_all_gather(struct nccl_execution *x, const void *src, unsigned char *dst,
                                       const struct nccl_parts *parts);
+
+// ------------------------------------------------------------------------------------------------------- hierarchical
+
+// Hierarchical allreduce and broadcast, for process sets on several hosts: NCCL among the members of a host, and the CPU transports
+// between hosts, through pinned memory. Other collectives of such sets are staged through the host (decision 30).
+//
+// Positions are in the set that x->hierarchy belongs to; x->set has only the members of this host. There is no circular wait: a
+// member waits only for work that the others put on their streams before they wait.
+//
+// Bytes of device memory needed for a vector of nbytes.
+size_t nccl_hierarchical_nbytes(const struct hierarchy *h, size_t nbytes);
+// In place, without the prescaling; vector: on the device, with nccl_hierarchical_nbytes bytes.
+bhvd_status nccl_hierarchical_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction,
+                                        unsigned char *vector, size_t nbytes);
+// src: at the root; dst: on the device. root: a position.
+bhvd_status nccl_hierarchical_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes);

@@ -2,7 +2,7 @@
 //
 //     allreduce    reduce-scatter within hosts | shard to the host | allreduce among its owners | shard back | allgather
 //     broadcast    within the root's host | one member of each host, a tree | within the other hosts
-#include "gpu/nccl_hierarchical.h"
+#include "gpu/nccl_execution.h"
 
 #include "base/size.h"
 
@@ -17,7 +17,7 @@ static bhvd_status mark(struct nccl_execution *x, struct device_buffer *pinned)
 static bhvd_status to_host(struct nccl_execution *x, struct device_buffer *pinned, const void *src, size_t nbytes)
 {
     bhvd_status status = nccl_execution_copy(x, pinned->data, src, nbytes);
-    return status ? status : mark(x, pinned);
+    return status ?: mark(x, pinned);
 }
 
 // ------------------------------------------------------------------------------------------------------- allreduce
@@ -86,7 +86,7 @@ static bhvd_status end(struct nccl_execution *x, const struct gpu_piece *piece)
     const struct nccl_parts shards = {.each = piece->shard, .count = x->hierarchy->shards};
     unsigned char *mine = piece->at + piece->shard * (size_t)x->hierarchy->index;
     bhvd_status status = piece->pinned ? nccl_execution_copy(x, mine, piece->pinned->data, piece->shard) : BHVD_OK;
-    return status ? status : nccl_execution_all_gather(x, mine, piece->at, &shards);
+    return status ?: nccl_execution_all_gather(x, mine, piece->at, &shards);
 }
 
 bhvd_status nccl_hierarchical_allreduce(struct nccl_execution *x, bhvd_op op, const struct reduction *reduction,
@@ -101,8 +101,7 @@ bhvd_status nccl_hierarchical_allreduce(struct nccl_execution *x, bhvd_op op, co
     for (int i = 0; i < 2 && h->index < h->shards && !status; i++)
         status = nccl_execution_checked(x, device_scratch_buffer(&x->scratch, MEMORY_PINNED, shard_of(h, nbytes), &pinned[i]));
     struct gpu_piece next = piece_of(h, &all, pinned, 0);
-    if (!status)
-        status = begin(x, &all, &next);
+    status = status ?: begin(x, &all, &next);
     for (size_t number = 0; number < count && !status; number++) {
         const struct gpu_piece piece = next;
         if (number + 1 < count) {
@@ -111,8 +110,7 @@ bhvd_status nccl_hierarchical_allreduce(struct nccl_execution *x, bhvd_op op, co
         }
         if (!status && piece.pinned)
             status = exchange(x, &all, &piece);
-        if (!status)
-            status = end(x, &piece);
+        status = status ?: end(x, &piece);
     }
     return status;
 }
@@ -130,16 +128,15 @@ static bhvd_status broadcast_across(struct nccl_execution *x, int host, bool is_
 {
     struct plan plan = {0};
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
-    if (!status)
-        status = nccl_execution_wait(x, pinned->ready);  // until the data is there, or the buffer is free
-    if (status)
-        return status;
+    status = status ?: nccl_execution_wait(x, pinned->ready);  // until the data is there, or the buffer is free
+          if (status)
+              return status;
     broadcast_plan(&plan, x->hierarchy->cross, host, pinned->data, pinned->data, nbytes, false);
     status = plan_execute(x->exec, &plan);
     if (status || is_source)
         return status;
     status = nccl_execution_copy(x, data, pinned->data, nbytes);
-    return status ? status : mark(x, pinned);
+    return status ?: mark(x, pinned);
 }
 
 bhvd_status nccl_hierarchical_broadcast(struct nccl_execution *x, int root, const void *src, unsigned char *dst, size_t nbytes)

@@ -56,7 +56,7 @@ int staged_codes_pack(const struct collective *coll, struct device_scratch *scra
         return 0;
     }
     int failed = device_scratch_acquire(scratch, collective_nbytes(coll), out);
-    return failed ? failed : copy_all(coll, *out, true, scratch);
+    return failed ?: copy_all(coll, *out, true, scratch);
 }
 
 int staged_codes_target(const struct collective *coll, struct device_scratch *scratch, void **out)
@@ -94,19 +94,16 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
         return device_encoder_encode(encoder, encoding, scratch);
     float *old;
     int failed = device_copy_use(device_copy, device, scratch->stream, &old);
-    if (!failed)
-        failed = device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
+    failed = failed ?: device_buffer_acquire(device, MEMORY_DEVICE, device_copy->count * sizeof(float), residual);
     if (failed)
         return failed;
     encoding->residual = old;
     encoding->new_residual = (float *)(void *)(*residual)->data;
     failed = device_encoder_encode(encoder, encoding, scratch);
-    if (!failed)
-        failed = keep_rest(encoding, device_copy, scratch);
-    if (!failed)
-        failed = device_copy_use_end(device_copy, scratch->stream);
+    failed = failed ?: keep_rest(encoding, device_copy, scratch);
+    failed = failed ?: device_copy_use_end(device_copy, scratch->stream);
     const int recorded = device_buffer_record(device, *residual, scratch->stream);
-    return failed ? failed : recorded;
+    return failed ?: recorded;
 }
 
 static int encode(struct collective *coll, struct device_scratch *scratch, const void *values)
@@ -124,12 +121,10 @@ static int encode(struct collective *coll, struct device_scratch *scratch, const
     } else {
         failed = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    if (!failed)
-        failed = staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
-    if (!failed)
-        failed = device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
+    failed = failed ?: staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
+    failed = failed ?: device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
-    return failed ? failed : recorded;
+    return failed ?: recorded;
 }
 
 static int mix(const struct collective *coll, const struct device_encoder *encoder, void *dst, const void *values,
@@ -139,9 +134,8 @@ static int mix(const struct collective *coll, const struct device_encoder *encod
     int failed = 0;
     for (int r = 0; r < REPLICAS && !failed; r++)
         failed = weights[1 + r] != 0 ? device_copy_use(coll->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
-    if (!failed)
-        failed = device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
-                                  stream);
+    failed = failed ?: device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
+                                        stream);
     for (int r = 0; r < REPLICAS && !failed; r++)
         failed = replicas[r] ? device_copy_use_end(coll->replica_copies[r], stream) : 0;
     return failed;
@@ -151,9 +145,10 @@ int staged_codes_mix(const struct collective *coll, const struct device_encoder 
                      void **values)
 {
     void *mixed;
+    if (!coll->mixes_before)
+        return 0;
     int failed = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
-    if (!failed)
-        failed = mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
+    failed = failed ?: mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
     *values = mixed;
     return failed;
 }
@@ -162,10 +157,11 @@ int staged_codes_mix_results(const struct collective *coll, const struct device_
                              const void *values)
 {
     void *results;
+    if (!coll->mixes_after)
+        return 0;
     int failed = staged_codes_target(coll, scratch, &results);
-    if (!failed)
-        failed = mix(coll, encoder, results, values, coll->after, scratch->stream);
-    return failed ? failed : staged_codes_unpack(coll, scratch, results);
+    failed = failed ?: mix(coll, encoder, results, values, coll->after, scratch->stream);
+    return failed ?: staged_codes_unpack(coll, scratch, results);
 }
 
 static int start(struct collective *coll, void *stream)
@@ -175,17 +171,12 @@ static int start(struct collective *coll, void *stream)
     struct device_scratch scratch = {device, device->to_host, NULL};
     void *values = NULL;
     int failed = device->ops->event_record(device, staging->buffer->ready, stream);
-    if (!failed)
-        failed = device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
-    if (!failed)
-        failed = staged_codes_pack(coll, &scratch, &values);
-    if (!failed && coll->mixes_before)
-        failed = staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
-    if (!failed)
-        failed = encode(coll, &scratch, values);
+    failed = failed ?: device->ops->stream_wait_event(device, device->to_host, staging->buffer->ready);
+    failed = failed ?: staged_codes_pack(coll, &scratch, &values);
+    failed = failed ?: staged_codes_mix(coll, &staging->codes->encoder, &scratch, &values);
+    failed = failed ?: encode(coll, &scratch, values);
     failed = device_scratch_release(&scratch, failed);
-    if (!failed)
-        failed = device->ops->event_record(device, staging->buffer->ready, device->to_host);
+    failed = failed ?: device->ops->event_record(device, staging->buffer->ready, device->to_host);
     if (!failed)
         staging->buffer->last = staging->buffer->ready;
     return failed;
@@ -234,16 +225,14 @@ static int decode(const struct collective *coll, struct device_scratch *scratch)
     struct bhvd_device *device = coll->staging->device;
     void *on_device = NULL, *values = NULL;
     int failed = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
-    if (!failed)
-        failed = device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
-    if (!failed)
-        failed = staged_codes_target(coll, scratch, &values);
+    failed = failed ?: device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
+    failed = failed ?: staged_codes_target(coll, scratch, &values);
     if (!failed && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         failed = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
     else if (!failed)
         failed = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes,
                                    (uint64_t)codes->ranks, collective_sum_factor(coll, codes->ranks), scratch->stream);
-    return failed ? failed : staged_codes_unpack(coll, scratch, values);
+    return failed ?: staged_codes_unpack(coll, scratch, values);
 }
 
 int staged_codes_add(const struct collective *coll, const struct device_encoder *encoder, const struct code_layout *layout,
@@ -256,10 +245,8 @@ int staged_codes_add(const struct collective *coll, const struct device_encoder 
         if (!coll->replicas[r])
             continue;
         failed = device_copy_use(coll->replica_copies[r], encoder->device, stream, &replica);
-        if (!failed)
-            failed = device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
-        if (!failed)
-            failed = device_copy_use_end(coll->replica_copies[r], stream);
+        failed = failed ?: device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
+        failed = failed ?: device_copy_use_end(coll->replica_copies[r], stream);
     }
     return failed;
 }
@@ -274,14 +261,12 @@ static int add(const struct collective *coll, struct device_scratch *scratch)
     int failed = 0;
     if (codes->results_nbytes)
         failed = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
-    if (!failed)
-        failed = staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
+    failed = failed ?: staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
     if (!failed && coll->mixes_after)
         failed = staged_codes_pack(coll, scratch, &values);
-    if (!failed && coll->mixes_after)
-        failed = staged_codes_mix_results(coll, &codes->encoder, scratch, values);
+    failed = failed ?: staged_codes_mix_results(coll, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
-    return failed ? failed : recorded;
+    return failed ?: recorded;
 }
 
 bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
@@ -291,8 +276,7 @@ bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
     struct device_scratch scratch = {device, device->from_host, NULL};
     int failed = coll->kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
     failed = device_scratch_release(&scratch, failed);
-    if (!failed)
-        failed = device_buffer_record(device, staging->buffer, scratch.stream);
+    failed = failed ?: device_buffer_record(device, staging->buffer, scratch.stream);
     if (failed)
         return device_failed(device, failed, "the result cannot be decoded", error);
     update_residual(coll);

@@ -49,10 +49,10 @@ int staged_codes_encode(const struct device_encoder *encoder, struct encoding *e
 int staged_codes_add(const struct collective *coll, const struct device_encoder *encoder, const struct code_layout *layout,
                      const struct peers *peers, const unsigned char *on_device, void *stream);
 
-// D_LP_S: mixes the input of the encoder from the tensors' values at *values; may set *values to other memory.
+// D_LP_S, if it mixes before: mixes the input of the encoder from the tensors' values at *values; sets *values to other memory.
 int staged_codes_mix(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                      void **values);
-// D_LP_S: mixes the results from values and replicas, and stores them.
+// D_LP_S, if it mixes afterwards: mixes the results from values and replicas, and stores them.
 int staged_codes_mix_results(const struct collective *coll, const struct device_encoder *encoder, struct device_scratch *scratch,
                              const void *values);
 

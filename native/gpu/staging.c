@@ -6,7 +6,7 @@
 
 #include "base/size.h"
 #include "base/status.h"
-#include "device/scratch.h"
+#include "device/buffer.h"
 
 enum { SMALL_BYTES = 1 << 20 };         // below, packing is faster than starting a copy; above, it takes too much memory
 
@@ -94,12 +94,10 @@ static int start(struct collective *coll, const struct bhvd_args *args, bool is_
     int failed = ops->event_record(device, buffer->ready, args->stream);
     if (coll->staging->direct)
         return failed;
-    if (!failed)
-        failed = ops->stream_wait_event(device, device->to_host, buffer->ready);
+    failed = failed ?: ops->stream_wait_event(device, device->to_host, buffer->ready);
     if (!failed && is_read)
         failed = copy_all(coll, &scratch, true);
-    if (!failed)
-        failed = ops->event_record(device, buffer->ready, device->to_host);
+    failed = failed ?: ops->event_record(device, buffer->ready, device->to_host);
     if (!failed)
         buffer->last = buffer->ready;
     return failed;
@@ -176,8 +174,7 @@ bhvd_status staging_end(struct collective *coll, struct bhvd_error *error)
     if (staging->by_nccl)               // NCCL writes the results
         return BHVD_OK;
     int failed = coll->kind != BHVD_D_LP_S || coll->mixes_after ? copy_all(coll, &scratch, false) : 0;
-    if (!failed)
-        failed = device_buffer_record(device, staging->buffer, device->from_host);
+    failed = failed ?: device_buffer_record(device, staging->buffer, device->from_host);
     return failed ? device_failed(device, failed, "the results cannot be copied to the GPU", error) : BHVD_OK;
 }
 
@@ -212,7 +209,6 @@ bhvd_status staging_copy_result(const struct collective *coll, size_t index, voi
     if (status)
         return status;
     int failed = device->ops->copy(device, dst, result->data, coll->tensors[index].result_nbytes, stream);
-    if (!failed)
-        failed = device_buffer_record(device, result, stream);
+    failed = failed ?: device_buffer_record(device, result, stream);
     return failed ? device_failed(device, failed, "a result cannot be copied", error) : BHVD_OK;
 }

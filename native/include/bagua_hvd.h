@@ -54,8 +54,8 @@ typedef enum bhvd_kind {
     BHVD_PROCESS_SET_REMOVE = 11 /* the set's id in args.root_rank; bhvd_handle_value is 1 when it was removed */
 } bhvd_kind;
 
-/* Lossy encodings of floating point numbers, native/kernel/<name>.h (block8, block4, float8: blocks.h; the last four:
- * rotated.h). */
+/* Lossy encodings of floating point numbers, native/kernel/<name>.h or <name>_kernels.c (block8, block4, float8: blocks; the last
+ * four: rotated). */
 typedef enum bhvd_codec {
     BHVD_CODEC_NONE = 0, BHVD_CODEC_MINMAX_UINT8 = 1, BHVD_CODEC_SIGN = 2, BHVD_CODEC_SIGN_RMS = 3,
     BHVD_CODEC_FLOAT16 = 4, BHVD_CODEC_BFLOAT16 = 5, BHVD_CODEC_FLOAT32 = 6, BHVD_CODEC_TOPK = 7,

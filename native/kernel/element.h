@@ -1,10 +1,34 @@
 // One element of each floating point type: load from and store to memory of any alignment, as float32 (float64: as
-// double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the versions in vectors_avx2.h:
+// double). float16 and bfloat16 are integer bit arithmetic, exact, equal to F16C and to the versions in vectors.h:
 // round to nearest even, subnormals kept, a NaN keeps its sign and leading payload and becomes quiet when narrowed.
-// Plain C, also included by a CUDA file.
+// Plain C, also included by a CUDA file. NVRTC has no standard headers: build.py drops their include lines when it assembles the
+// source, so the few names that are needed are declared here.
 #pragma once
 
-#include "kernel/processor.h"
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fc00000)
+#endif
+
+#ifdef __CUDACC__
+#define CODEC_INLINE static __host__ __device__ inline
+#define CODEC_CONSTANT static __constant__ const
+#else
+#define CODEC_INLINE static inline
+#define CODEC_CONSTANT static const
+#endif
 
 // The NaN that a result contains, so that its bits do not depend on the order of operands.
 CODEC_INLINE float canonical_nan(float x) { return x == x ? x : (float)NAN; }

@@ -24,7 +24,7 @@ typedef void (*kernel_reduce_fn)(void *dst, const void *a, const void *b, size_t
 // at the type's limits; if the factor is that of a mean (1 / n in double), the quotient by n; bool: copied unchanged.
 typedef void (*kernel_scale_fn)(void *dst, const void *src, double factor, size_t count);
 
-// Codecs. options: never NULL; all zeros are the defaults. Layouts: kernel/codec.h and kernel/<codec>.h.
+// Codecs. options: never NULL; all zeros are the defaults. Layouts: kernel/codec.h and kernel/<codec>.h, or <codec>_kernels.c.
 // Bytes of `count` encoded elements; 0 for options out of range.
 typedef size_t (*kernel_encoded_size_fn)(bhvd_dtype dtype, size_t count, const struct bhvd_codec_options *options);
 // Encodes count elements of src to encoded_size bytes at dst.
@@ -60,6 +60,21 @@ struct kernel_codec {
     struct kernel_transform transform;
 };
 
+// Adam. x NULL: no weight decay. sent must differ from all other arrays.
+typedef void (*kernel_momentum_fn)(void *sent, const void *m, const void *g, const void *v, const void *x,
+                                 const struct bhvd_adam *by, bool in_steps, size_t count);
+// Writes x and m. before: the old values of x; may be x.
+typedef void (*kernel_step_fn)(void *x, void *m, const void *sent, const void *v, const void *before,
+                             const struct bhvd_adam *by, bool in_steps, size_t count);
+typedef void (*kernel_variance_fn)(void *used, void *exact, void *own, const void *g, const struct bhvd_adam_variance *by,
+                                 size_t count);
+
+struct kernel_adam {
+    kernel_momentum_fn momentum;
+    kernel_step_fn step;
+    kernel_variance_fn variance;
+};
+
 // dst = src, of `nbytes` bytes, without overlap.
 typedef void (*kernel_copy_fn)(void *dst, const void *src, size_t nbytes);
 
@@ -71,6 +86,7 @@ struct kernel_table {
     kernel_to_float_fn to_float[BHVD_DTYPE_COUNT];
     kernel_from_float_fn from_float[BHVD_DTYPE_COUNT];
     struct kernel_codec codecs[BHVD_CODEC_COUNT][BHVD_DTYPE_COUNT];
+    struct kernel_adam adam[BHVD_DTYPE_COUNT];  // float32 and float64 only
 };
 
 // The CPU's features (CPU_* bits), from CPUID and, for the operating system's support, XGETBV.

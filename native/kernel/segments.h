@@ -9,7 +9,7 @@
 // codecs that rotate see encoder.h.
 #pragma once
 
-#include "kernel/processor.h"
+#include "kernel/element.h"
 
 enum { SEGMENTS_MAX_COUNT = 1 << 18 };  // elements of a segment, at most
 

@@ -3,7 +3,7 @@
 //     sign:      a = ||x||_1 / d             sign_rms:    a = ||x||_2 / sqrt(d)
 //     decode:    x' = a where x >= 0, -a where x < 0          (0 and -0 count as positive)
 //
-// Both are biased: use them with error feedback. The norm is summed in double in the order of codec_sums.h, divided in
+// Both are biased: use them with error feedback. The norm is summed in double in the order of codec.h, divided in
 // double and rounded once, to float32 (float64 elements: double). A NaN or infinity in a chunk, or a float64 sum beyond
 // the largest double, makes a = NaN and all bits 0: the whole chunk decodes to NaN.
 //
@@ -16,7 +16,7 @@
 
 #include <math.h>
 
-#include "kernel/codec_sums.h"
+#include "kernel/codec.h"
 
 enum { SIGN_VERSION = 2 };
 

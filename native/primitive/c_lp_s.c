@@ -9,7 +9,7 @@
 // Rank k adds its own chunk decoded, and decodes its own result, so that all ranks end bit-equal. The sum over i is taken in
 // float32, in rank order, then multiplied by 1/n (or not, for a sum) and rounded to the dtype once.
 // Chunks are encoded in segments (encoder.h): while one is encoded, another is sent to the owners, and the mean of a third is sent
-// back (coded_schedules.h). In place is safe: a segment is written only after it has been sent.
+// back (coded.h). In place is safe: a segment is written only after it has been sent.
 // Cost: 2 (n-1) encoded chunks each way per rank: 2 (n-1) |Q(N/n)| bytes.
 //
 // ALLGATHER. out = mean_i D(Q(v_i)), computed by every rank from all codes, by the same rules; nothing is quantized again.
@@ -140,7 +140,7 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
     return (struct c_lp_s){
         .exec = exec,
         .encoder = encoder_init(&exec->kernels, coll, rank),
-        .codes = coded_of(coll, nbytes, size, NULL, network),
+        .codes = coded_of(coll, nbytes, size, rank, network),
         .size = size,
         .prescale = coll->prescale_factor,
         .factor = collective_sum_factor(coll, size),
@@ -149,8 +149,7 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
     };
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+static bhvd_status plan_among(struct executor *exec, struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
     struct c_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
@@ -160,7 +159,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     x->list = plan->list;
     if (gpu)
         coded_on_gpu(&x->codes, gpu, &plan->operands);
-    coded_schedule(plan_begin(plan, group), coll, &x->codes, NULL);
+    coded_schedule(plan_begin(plan, group), &x->codes);
     return BHVD_OK;
 }
 
@@ -176,21 +175,22 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
     x.prescale = 1.0;                           // the prescale is applied within hosts
     if (x.worker_residual)
         x.worker_residual += x.begin;
-    if (x.server_residual && coded_scatters(coll))
+    if (x.server_residual && x.codes.pattern == CODES_TO_OWNERS)
         x.server_residual += x.begin + segments_chunk(&x.codes.cut, (uint64_t)x.encoder.rank).begin;
     run_custom_step(&x, step, buffers);
 }
 
 static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
-    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, NULL, &shards->network);
-    coded_schedule(schedule, shards->coll, &codes, NULL);
+    const struct codes codes = coded_of(shards->coll, mine.nbytes, shards->h->hosts, shards->h->host, &shards->network);
+    coded_schedule(schedule, &codes);
 }
 
-// Plans the exchange among hosts, each with the sum of its members. Takes ownership of the list.
-static bhvd_status plan_hosts(struct executor *exec, const struct group *group, const struct collective *coll,
-                              struct span_list *list, struct plan *plan)
+// Plans the exchange among hosts, each with the sum of its members.
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    (void)gpu;
     static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
@@ -204,15 +204,7 @@ static bhvd_status plan_hosts(struct executor *exec, const struct group *group, 
 bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan)
 {
-    struct span_list list = {0};
-    bhvd_status status = gpu ? BHVD_OK : primitive_spans(exec, group, coll, &list, NULL);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = plan_hosts(exec, group, coll, &list, plan);
-    } else if (!status && collective_nbytes(coll)) {
-        status = plan_among(exec, group, coll, gpu, &list, plan);
-    }
-    span_list_fini(&list);
-    return status;
+    return primitive_execute(exec, group, coll, gpu, plan_among, plan_hosts, plan, NULL);
 }
 
 size_t bhvd_chunk_count(size_t count, int size) { return size < 1 ? 0 : (count + (size_t)size - 1) / (size_t)size; }

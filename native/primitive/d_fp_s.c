@@ -8,7 +8,7 @@
 // Values are added in the order written, in float32 (float64: in double), multiplied by the weight, and rounded to the dtype once.
 // Both sides of a pair compute the same bits. src is only read, so weights may be sent while a backward pass uses them.
 //
-// The vector is sent in segments; a few are on the wire while one is averaged (coded_schedules.h). In place is safe: a segment
+// The vector is sent in segments; a few are on the wire while one is averaged (coded.h). In place is safe: a segment
 // is written only after it has been sent.
 // Cost: N elements to each peer: N per rank for SHIFT_ONE (0 in a pause), 2 N for RING (n = 2: N). Hierarchical: that much per
 // host, and N elements within hosts for the mean and as many to distribute the result.
@@ -19,7 +19,6 @@ struct d_fp_s {
     struct executor *exec;
     struct codes codes;                 // the values, not encoded
     struct span_list list;
-    struct peers peers;
     bhvd_dtype wide;            // of the sum: float32, or float64
     double weight;              // of each value, or of the sum of values multiplied by their shares
     struct shares shares;
@@ -60,8 +59,8 @@ static void average(const struct d_fp_s *a, const struct segment *segment, void 
     const kernel_reduce_fn add = a->exec->kernels.reduce[KERNEL_SUM][a->wide];
     void *to = a->codes.dtype == a->wide ? dst : segment->sum;
     const void *sum = widen(a, segment->sum, segment->mine, count);
-    for (int i = 0; i < a->peers.count * a->peers.times; i++, sum = to)
-        add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->peers.count), count), count);
+    for (int i = 0; i < a->codes.peers.count * a->codes.peers.times; i++, sum = to)
+        add(to, sum, widen(a, segment->wide, received_at(a, segment, i % a->codes.peers.count), count), count);
     store(a, segment, dst, sum, count);
 }
 
@@ -70,7 +69,7 @@ static void average_weighted(const struct d_fp_s *a, const struct segment *segme
 {
     const struct kernel_table *kernels = &a->exec->kernels;
     kernels->scale[a->wide](segment->sum, widen(a, segment->sum, segment->mine, count), a->shares.own, count);
-    for (int i = 0; i < a->peers.count; i++) {
+    for (int i = 0; i < a->codes.peers.count; i++) {
         const void *value = widen(a, segment->wide, received_at(a, segment, i), count);
         kernels->scale[a->wide](segment->wide, value, a->shares.peer[i], count);
         kernels->reduce[KERNEL_SUM][a->wide](segment->sum, segment->sum, segment->wide, count);
@@ -122,13 +121,13 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 {
     const int own = members_of(hosts, rank);
     int sizes[PEERS_MAX] = {0};
-    a->weight = 1.0 / (1 + a->peers.times * a->peers.count);
-    for (int p = 0; p < a->peers.count; p++) {
-        sizes[p] = members_of(hosts, a->peers.index[p]);
+    a->weight = 1.0 / (1 + a->codes.peers.times * a->codes.peers.count);
+    for (int p = 0; p < a->codes.peers.count; p++) {
+        sizes[p] = members_of(hosts, a->codes.peers.index[p]);
         a->is_weighted |= sizes[p] != own;
     }
     if (a->is_weighted) {
-        a->shares = peers_shares(topology, &a->peers, own, sizes);
+        a->shares = peers_shares(topology, &a->codes.peers, own, sizes);
         a->weight = 1.0 / a->shares.of;
     }
 }
@@ -137,32 +136,35 @@ static void weigh(struct d_fp_s *a, const struct hierarchy *hosts, int rank, bhv
 static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *coll, const struct hierarchy *hosts, int size,
                                int rank, const struct span_list *list, const struct network_cost *network)
 {
-    const struct peers peers = primitive_peers(coll, size, rank);
     struct d_fp_s a = {
         .exec = exec,
-        .codes = coded_of(coll, list->nbytes, size, &peers, network),
+        .codes = coded_of(coll, list->nbytes, size, rank, network),
         .list = *list,
-        .peers = peers,
         .wide = coll->tensors[0].dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
     weigh(&a, hosts, rank, coll->topology);
     if (list->count == 1) {
         a.codes.encodes = false;
-        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES, false};
+        a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES};
     }
     return a;
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
-                              struct span_list *list, struct plan *plan)
+static bhvd_status plan_among(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    const struct d_fp_s x = d_fp_s_of(exec, coll, NULL, group->size, group->rank, list, &exec->network);
+    (void)gpu;
+    if (!x.codes.peers.count) {
+        keep(list);
+        return BHVD_OK;
+    }
     struct d_fp_s *a = primitive_create(exec, sizeof *a, coll, run_custom_step, list, plan);
     if (!a)
         return exec->failure.status;
-    *a = d_fp_s_of(exec, coll, NULL, group->size, group->rank, &plan->list, &exec->network);
+    *a = x;
     plan->operands.input = plan->list.spans[0].src;
-    coded_schedule(plan_begin(plan, group), coll, &a->codes, &a->peers);
+    coded_schedule(plan_begin(plan, group), &a->codes);
     return BHVD_OK;
 }
 
@@ -185,14 +187,15 @@ static void run_shard_step(const struct shards *shards, struct byte_range mine, 
 static void write_shard(const struct shards *shards, struct schedule *schedule, struct byte_range mine)
 {
     const struct d_fp_s a = shard_of(shards, &(struct span_list){.count = 1, .nbytes = mine.nbytes});
-    if (a.peers.count)
-        coded_schedule(schedule, shards->coll, &a.codes, &a.peers);
+    if (a.codes.peers.count)
+        coded_schedule(schedule, &a.codes);
 }
 
-// The peers are hosts, each with the mean of its members. Takes ownership of the list if there are several hosts.
-static bhvd_status average_hosts(struct executor *exec, struct group *group, struct span_list *list, const struct collective *coll,
-                                 struct plan *plan)
+// The peers are hosts, each with the mean of its members.
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    (void)gpu;
     static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     const struct hierarchy *h = group->hierarchy;
     const int members = h ? h->local->size : group->size;
@@ -200,17 +203,7 @@ static bhvd_status average_hosts(struct executor *exec, struct group *group, str
     return h ? shards_plan(exec, group, coll, &mean, &work, list, plan) : allreduce_shared(exec, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *out, struct bhvd_error *error)
+bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan, struct bhvd_error *error)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = average_hosts(exec, group, &list, coll, out);
-    } else if (!status && list.nbytes && primitive_peers(coll, group->size, group->rank).count) {
-        status = plan_among(exec, group, coll, &list, out);
-    } else if (!status) {
-        keep(&list);
-    }
-    span_list_fini(&list);
-    return status;
+    return primitive_execute(exec, group, coll, NULL, plan_among, plan_hosts, plan, error);
 }

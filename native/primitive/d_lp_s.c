@@ -15,7 +15,7 @@
 //
 // The brackets are computed in float32, from left to right; the rest in the dtype's arithmetic, rounded once.
 //
-// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded_schedules.h).
+// v is encoded in segments (encoder.h): a few are on the wire while another is encoded or decoded (coded.h).
 // Cost: |Q(N)| bytes to each neighbor: 2 |Q(N)| per rank (n = 2: |Q(N)|).
 //
 // If a GPU encodes v when it is posted, and decodes when this has ended (gpu/staged_codes.h), this file handles only codes.
@@ -40,7 +40,6 @@ struct d_lp_s {
     struct codes codes;
     struct span_list list, results;     // of values and of results: the operation's; or values are a part of its vector ...
     size_t begin;                       // ... from this element on
-    struct peers peers;
     double before[1 + REPLICAS], after[1 + REPLICAS];   // the operation's weights, adjusted for the sizes of hosts
 };
 
@@ -107,8 +106,8 @@ static void combine(const struct d_lp_s *x, const struct coded_scratch *scratch,
                     const unsigned char *own, const unsigned char *peers)
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
-    const unsigned char *last = peers + (x->peers.count ? (size_t)(x->peers.count - 1) * x->codes.received.each : 0);
-    const unsigned char *codes[REPLICAS] = {own, x->peers.count ? peers : own, x->peers.count ? last : own};
+    const unsigned char *last = peers + (x->codes.peers.count ? (size_t)(x->codes.peers.count - 1) * x->codes.received.each : 0);
+    const unsigned char *codes[REPLICAS] = {own, x->codes.peers.count ? peers : own, x->codes.peers.count ? last : own};
     for (int r = 0; r < REPLICAS; r++)
         if (x->coll->replicas[r])
             x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
@@ -133,21 +132,18 @@ static void run_custom_step(void *arg, const struct step *step, unsigned char *c
 // For a ring of n in which this rank or its host is number `me`. The caller sets the lists.
 static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *coll, int n, int me)
 {
-    const struct peers peers = primitive_peers(coll, n, me);
     struct d_lp_s x = {
         .exec = exec,
         .coll = coll,
         .encoder = encoder_init(&exec->kernels, coll, me),
-        .codes = coded_of(coll, collective_nbytes(coll), n, &peers, &exec->network),
-        .peers = peers,
+        .codes = coded_of(coll, collective_nbytes(coll), n, me, &exec->network),
     };
     memcpy(x.before, coll->before, sizeof x.before);
     memcpy(x.after, coll->after, sizeof x.after);
     return x;
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_among(struct executor *exec, const struct group *group, const struct collective *coll,
+static bhvd_status plan_among(struct executor *exec, struct group *group, const struct collective *coll,
                               const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
     struct d_lp_s *x = primitive_create(exec, sizeof *x, coll, run_custom_step, list, plan);
@@ -157,7 +153,7 @@ static bhvd_status plan_among(struct executor *exec, const struct group *group, 
     x->list = x->results = plan->list;
     if (gpu)
         coded_on_gpu(&x->codes, gpu, &plan->operands);
-    coded_schedule(plan_begin(plan, group), coll, &x->codes, &x->peers);
+    coded_schedule(plan_begin(plan, group), &x->codes);
     return BHVD_OK;
 }
 
@@ -252,7 +248,7 @@ static int begin_piece(const void *arg, struct schedule *schedule, size_t piece,
     codes.results = codes.received;
     const struct schedule_part exchange = {(int)piece, reduced, {[SCRATCH_BUFFER] = codes_of(ring, piece)}};
     schedule_begin_part(schedule, &exchange);
-    coded_schedule(schedule, all->coll, &codes, &all->peers);
+    coded_schedule(schedule, &codes);
     return schedule_end_part(schedule);
 }
 
@@ -272,10 +268,10 @@ static int end_piece(const void *arg, struct schedule *schedule, size_t piece, i
     return schedule_end_part(schedule);
 }
 
-// Takes ownership of the list.
-static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll, struct span_list *list,
-                              struct plan *plan)
+static bhvd_status plan_hosts(struct executor *exec, struct group *group, const struct collective *coll,
+                              const struct gpu_codes *gpu, struct span_list *list, struct plan *plan)
 {
+    (void)gpu;
     const struct hierarchy *h = group->hierarchy;       // NULL: one host
     const size_t spans = list->count;
     struct host_ring *ring = primitive_create(exec, sizeof *ring + spans * sizeof(struct span), coll, run_ring_step, list, plan);
@@ -284,8 +280,8 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
     const size_t longest = segments_part(&x.codes.cut, 0, 0).count;
     if (h && coll->replicas[0]) {
-        weigh(h, &x.peers, x.before);
-        weigh(h, &x.peers, x.after);
+        weigh(h, &x.codes.peers, x.before);
+        weigh(h, &x.codes.peers, x.after);
     }
     x.list = x.results = plan->list;
     *ring = (struct host_ring){
@@ -307,13 +303,5 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
 bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
                    struct plan *plan, struct bhvd_error *error)
 {
-    struct span_list list = {0};
-    bhvd_status status = primitive_spans(exec, group, coll, &list, error);
-    if (!status && list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical)) {
-        status = plan_hosts(exec, group, coll, &list, plan);
-    } else if (!status && list.nbytes) {
-        status = plan_among(exec, group, coll, gpu, &list, plan);
-    }
-    span_list_fini(&list);
-    return status;
+    return primitive_execute(exec, group, coll, gpu, plan_among, plan_hosts, plan, error);
 }

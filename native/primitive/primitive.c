@@ -21,18 +21,30 @@ static bhvd_status check_hosts(const struct executor *exec, const struct group *
     return BHVD_OK;
 }
 
-bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
-                            struct bhvd_error *error)
+static bhvd_status add_spans(struct executor *exec, struct collective *coll, struct span_list *list)
 {
-    const bool needs_hosts = coll->hierarchical && coll->kind != BHVD_C_LP_S;
-    const bhvd_status status = needs_hosts ? check_hosts(exec, group, error) : BHVD_OK;
-    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+    for (size_t t = 0; t < coll->tensor_count; t++) {
         struct tensor *tensor = &coll->tensors[t];
         if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
             return exec->failure.status;
         if (!span_list_add(list, tensor))
             return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
     }
+    return BHVD_OK;
+}
+
+bhvd_status primitive_execute(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
+                              primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error)
+{
+    struct span_list list = {0};
+    const bool is_central = coll->kind == BHVD_C_LP_S;
+    bhvd_status status = coll->hierarchical && !is_central ? check_hosts(exec, group, error) : BHVD_OK;
+    if (!status && !(gpu && is_central))
+        status = add_spans(exec, coll, &list);
+    const bool is_hierarchical = list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical);
+    if (!status && collective_nbytes(coll))
+        status = (is_hierarchical ? hosts : among)(exec, group, coll, gpu, &list, plan);
+    span_list_fini(&list);
     return status;
 }
 

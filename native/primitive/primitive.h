@@ -13,12 +13,6 @@
 #include "executor/task.h"
 #include "primitive/peers.h"
 
-// The operation's tensors as one vector. Allocates results for which the caller gave no memory; d_lp_s may have none. list: must be
-// empty; end it with span_list_fini, on errors too. BHVD_ERR_UNSUPPORTED, on all members: a decentralized operation between hosts,
-// some of which hold several members without a shared-memory area (transport/shm_segment.h).
-bhvd_status primitive_spans(struct executor *exec, const struct group *group, struct collective *coll, struct span_list *list,
-                            struct bhvd_error *error);
-
 // Whether such an operation is hierarchical in this group. It is if some host holds several members with shared memory (two
 // ranks over transport tcp are two hosts); for C_LP_S there must also be several hosts.
 bool primitive_is_hierarchical(const struct group *group, bhvd_kind kind, bool hierarchical);
@@ -46,6 +40,16 @@ struct gpu_codes {
     unsigned char *own, *results;
     size_t each, segment;
 };
+
+// Plans or executes an operation on its vector, which is not empty: `among` all members, or among hosts. Both may take ownership of
+// the list, the tensors as one vector; it is empty if a GPU encodes them for C_LP_S.
+typedef bhvd_status primitive_fn(struct executor *exec, struct group *group, const struct collective *coll,
+                                 const struct gpu_codes *gpu, struct span_list *list, struct plan *plan);
+// Also allocates results for which the caller gave no memory; d_lp_s may have none. BHVD_ERR_UNSUPPORTED, on all members: a
+// decentralized operation between hosts, some of which hold several members without a shared-memory area
+// (transport/shm_segment.h).
+bhvd_status primitive_execute(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
+                              primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error);
 
 // An operation that can run beside other executions is only planned; any other is executed.
 bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,

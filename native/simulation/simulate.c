@@ -42,11 +42,9 @@ static void write_primitive(const struct bhvd_simulated *what, const struct netw
                                     .codec_options.parameter = what->codec_parameter,
                                     .exchange = (bhvd_exchange)what->exchange, .topology = (bhvd_topology)what->topology,
                                     .round = what->round, .tensors = &tensor};
-    const struct peers of_rank = primitive_peers(&coll, schedule->size, schedule->rank);
-    const struct peers *peers = what->kind == BHVD_C_LP_S ? NULL : &of_rank;
-    const struct codes codes = coded_of(&coll, what->nbytes, schedule->size, peers, network);
-    if (!peers || peers->count)
-        coded_schedule(schedule, &coll, &codes, peers);
+    const struct codes codes = coded_of(&coll, what->nbytes, schedule->size, schedule->rank, network);
+    if (codes.pattern != CODES_TO_PEERS || codes.peers.count)
+        coded_schedule(schedule, &codes);
 }
 
 static void write_down(const void *arg, int execution, struct schedule *schedule)

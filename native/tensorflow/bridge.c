@@ -1,6 +1,8 @@
-#include "tensorflow/bridge.h"
-
-#include "tensorflow/bridge_memory.h"
+/* Ops BaguaHvdBridgePut and BaguaHvdBridgeWait: pass tensors of a graph to Python in place, and take them back.
+ *
+ * Put passes a tensor to Python (core.python_put) once it exists; Python's reducer communicates it in place. Wait
+ * takes the outputs of all puts, lets Python finish (core.python_wait), and outputs the same memory, now with results.
+ */
 #include "tensorflow/op_kernel.h"
 
 #include <stdlib.h>
@@ -19,19 +21,12 @@ static struct bridge_op *create(TF_OpKernelConstruction *construction, size_t co
     return self;
 }
 
-static void report(TF_OpKernelConstruction *construction, TF_Status *status)
-{
-    if (tf.GetCode(status) != TF_OK)
-        tf.OpKernelConstruction_Failure(construction, status);
-    tf.DeleteStatus(status);
-}
-
 static void *create_put(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
     struct bridge_op *self = create(construction, 1, status);
     self->indices[0] = kernel_int(construction, "index", status);
-    report(construction, status);
+    kernel_constructed(construction, status);
     return self;
 }
 
@@ -39,7 +34,7 @@ static void *create_wait(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
     struct bridge_op *self = create(construction, 0, status);
-    report(construction, status);
+    kernel_constructed(construction, status);
     return self;
 }
 
@@ -52,11 +47,17 @@ static void *create_exchange(TF_OpKernelConstruction *construction)
     struct bridge_op *self = create(construction, (size_t)count, status);
     if (count)
         tf.OpKernelConstruction_GetAttrInt64List(construction, "indices", self->indices, count, status);
-    report(construction, status);
+    kernel_constructed(construction, status);
     return self;
 }
 
-static void release_tensor(struct bridge_memory *memory) { tf.DeleteTensor(memory->owner); }
+__attribute__((visibility("default"))) void bhvd_tf_release(struct bridge_memory *memory) { memory->release(memory); }
+
+static void release_tensor(struct bridge_memory *memory)
+{
+    tf.DeleteTensor(memory->data);
+    free(memory);
+}
 
 /* Output `place`, in the memory of that input if nobody else uses it, else in a copy. */
 static TF_Tensor *take(TF_OpKernelContext *ctx, int place, int64_t *dims, int *ndim, TF_Status *status)
@@ -94,7 +95,8 @@ static bool put(TF_OpKernelContext *ctx, const struct bridge_op *self, int place
     bool failed = kernel_failed(ctx, status);
     if (!failed) {
         struct bhvd_error error = { 0 };
-        struct bridge_memory *memory = bridge_memory_create(output, release_tensor);
+        struct bridge_memory *memory = malloc(sizeof *memory);
+        *memory = (struct bridge_memory){ release_tensor, output };
         tensor.dtype = kernel_dtype(tf.TensorType(output));
         tensor.src = tensor.dst = tf.TensorData(output);
         int end = core.python_put(self->id, self->indices[place], &tensor, memory, &error);
@@ -143,25 +145,22 @@ static void compute_wait(void *kernel, TF_OpKernelContext *ctx)
     tf.DeleteStatus(status);
 }
 
-#define STRINGS(...) (const char *const[]){ __VA_ARGS__, NULL }
-#define TYPES "{uint8, int8, uint16, int16, int32, int64, half, float, double, bool, bfloat16}"
-
 bool bridge_register(TF_Status *status)
 {
     const struct kernel_op put_op = {
         .name = "BaguaHvdBridgePut", .inputs = STRINGS("tensor: T"), .outputs = STRINGS("buffer: T"),
-        .attributes = STRINGS("T: " TYPES, "bridge: int", "index: int"), .shape = kernel_same_shapes,
+        .attributes = STRINGS("T: " ALL_TYPES, "bridge: int", "index: int"), .shape = kernel_same_shapes,
         .create = create_put, .compute = compute_put, .destroy = free,
     };
     const struct kernel_op wait_op = {
         .name = "BaguaHvdBridgeWait", .inputs = STRINGS("buffers: T"), .outputs = STRINGS("outputs: T"),
-        .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int"), .shape = kernel_same_shapes,
+        .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "bridge: int"), .shape = kernel_same_shapes,
         .create = create_wait, .compute = compute_wait, .destroy = free,
     };
     /* Put and wait in one op, for eager mode: all tensors exist already, and every op costs a call from Python. */
     const struct kernel_op exchange_op = {
         .name = "BaguaHvdBridgeExchange", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
-        .attributes = STRINGS("T: list(" TYPES ") >= 1", "bridge: int", "indices: list(int)"),
+        .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "bridge: int", "indices: list(int)"),
         .shape = kernel_same_shapes, .create = create_exchange, .compute = compute_exchange, .destroy = free,
     };
     return kernel_register(&put_op, status) && kernel_register(&wait_op, status) &&

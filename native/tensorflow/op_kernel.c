@@ -38,6 +38,13 @@ char *kernel_string(TF_OpKernelConstruction *construction, const char *name, TF_
     return value;
 }
 
+void kernel_constructed(TF_OpKernelConstruction *construction, TF_Status *status)
+{
+    if (tf.GetCode(status) != TF_OK)
+        tf.OpKernelConstruction_Failure(construction, status);
+    tf.DeleteStatus(status);
+}
+
 int kernel_dtype(int tf_dtype)
 {
     switch (tf_dtype) {

@@ -9,21 +9,102 @@
  * separated by blanks, the operation's name last (bagua_hvd/tensorflow/xla.py). Every call has several results, so
  * that `outs` is always an array.
  */
-#include "tensorflow/xla.h"
-
-#include "tensorflow/bridge_memory.h"
+#include "base/block_pool.h"
 #include "tensorflow/completion.h"
-#include "tensorflow/core.h"
-#include "tensorflow/fact.h"
 #include "tensorflow/op_kernel.h"
-#include "tensorflow/xla_api.h"
-#include "tensorflow/xla_memory.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ----------------------------------------------------------------------------------------- XLA's registry, in C++ ---- */
+
+/* XLA's registry of custom calls is found in the loaded TensorFlow by its C++ names. The C++ objects defined by hand here
+ * have the layout of libstdc++, with which TensorFlow is built. This is checked before anything is registered: a failure
+ * is written, and read back by TensorFlow's own function. */
+
+/* std::string. Up to 15 characters are stored in the object itself. */
+#define LOCAL_CAPACITY 15
+struct cxx_string {
+    char *data;
+    size_t size;
+    union {
+        size_t capacity;
+        char local[LOCAL_CAPACITY + 1];
+    };
+};
+
+/* XlaCustomCallStatus: std::optional<std::string>. */
+typedef struct {
+    struct cxx_string message;
+    bool has_message;
+} xla_status;
+
+/* std::optional<absl::string_view>, returned in memory. */
+struct optional_view {
+    size_t size;
+    const char *data;
+    bool has_value;
+};
+
+/* A custom call with several results (outs) and the text that the graph passes to it, which is not 0-terminated. */
+typedef void xla_function(void **outs, const void **ins, const char *text, size_t nchars, xla_status *status);
+
+static const char library[] = "libtensorflow_cc.so.2";
+static void *(*registry)(void);
+static void (*add)(void *registry, const struct cxx_string *name, void *function, const struct cxx_string *platform);
+static struct optional_view (*get_message)(const xla_status *);
+static void *(*new)(size_t);
+
+static struct cxx_string borrowed(const char *text)
+{
+    return (struct cxx_string){ .data = (char *)text, .size = strlen(text), .capacity = strlen(text) };
+}
+
+/* Makes the program fail. */
+static void xla_fail(xla_status *status, const char *message)
+{
+    if (status->has_message)
+        return;
+    struct cxx_string *string = &status->message;
+    string->size = strlen(message);
+    string->data = string->local;
+    if (string->size > LOCAL_CAPACITY) {
+        string->data = new(string->size + 1);
+        string->capacity = string->size;
+    }
+    memcpy(string->data, message, string->size + 1);
+    status->has_message = true;
+}
+
+static bool failure_is_understood(const char *message)
+{
+    xla_status status = { 0 };
+    xla_fail(&status, message);
+    struct optional_view read = get_message(&status);
+    bool same = read.has_value && read.size == strlen(message) && memcmp(read.data, message, read.size) == 0;
+    if (status.message.data != status.message.local) {
+        void (*delete)(void *) = (void (*)(void *))tf_api_symbol("libstdc++.so.6", "_ZdlPv");
+        delete(status.message.data);
+    }
+    return same;
+}
+
+static const char *load_registry(void)
+{
+    *(void **)&registry = tf_api_symbol(library, "_ZN3xla24CustomCallTargetRegistry6GlobalEv");
+    *(void **)&add = tf_api_symbol(
+        library, "_ZN3xla24CustomCallTargetRegistry8RegisterERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPvS8_");
+    *(void **)&get_message = tf_api_symbol(library, "_ZN3xla26CustomCallStatusGetMessageEPK20XlaCustomCallStatus_");
+    *(void **)&new = tf_api_symbol("libstdc++.so.6", "_Znwm");
+    if (!registry || !add)
+        return "xla::CustomCallTargetRegistry";
+    if (!get_message || !new || !failure_is_understood("short") || !failure_is_understood("longer than a local string"))
+        return "XlaCustomCallStatus";
+    return NULL;
+}
 
 /* ------------------------------------------------------------------------------------------------------- text ---- */
 
@@ -71,6 +152,12 @@ static size_t text_tensor(struct text *text, struct bhvd_tensor *tensor, int64_t
 }
 
 /* ------------------------------------------------------------------------------------------------- collectives ---- */
+
+/* Memory for tensors during communication: XLA may reuse its own once a call has returned. Up to 1 GiB is kept for the next run. */
+static struct block_pool pool = BLOCK_POOL((size_t)1 << 30);
+
+static void *staging_acquire(size_t nbytes) { return block_pool_acquire(&pool, nbytes); }
+static void staging_release(void *block) { block_pool_release(&pool, block); }
 
 /* A posted operation, until its wait call. */
 struct posted {
@@ -195,21 +282,20 @@ static void wait(void **outs, const void **ins, const char *chars, size_t nchars
 
 /* Staging memory that Python and the program share. */
 struct shared_block {
-    struct bridge_memory memory;
-    void *data;
+    struct bridge_memory memory;        /* first */
     size_t nbytes;
     atomic_int holders;
 };
 
-static void shared_block_drop(struct shared_block *block)
+/* Also for Python. */
+static void shared_block_drop(struct bridge_memory *memory)
 {
+    struct shared_block *block = (struct shared_block *)memory;
     if (atomic_fetch_sub(&block->holders, 1) == 1) {
-        staging_release(block->data);
+        staging_release(memory->data);
         free(block);
     }
 }
-
-static void release_by_python(struct bridge_memory *memory) { shared_block_drop(memory->owner); }
 
 static void put(void **outs, const void **ins, const char *chars, size_t nchars, xla_status *status)
 {
@@ -220,14 +306,13 @@ static void put(void **outs, const void **ins, const char *chars, size_t nchars,
     int64_t id = text_int(&text), index = text_int(&text);
     struct shared_block *block = calloc(1, sizeof *block);
     block->nbytes = text_tensor(&text, &tensor, dims);
-    block->data = staging_acquire(block->nbytes);
+    block->memory = (struct bridge_memory){ shared_block_drop, staging_acquire(block->nbytes) };
     atomic_init(&block->holders, 2);
-    memcpy(block->data, ins[0], block->nbytes);
-    tensor.src = tensor.dst = block->data;
-    struct bridge_memory *memory = bridge_memory_create(block, release_by_python);
-    if (core.python_put(id, index, &tensor, memory, &error) != BHVD_OK) {
+    memcpy(block->memory.data, ins[0], block->nbytes);
+    tensor.src = tensor.dst = block->memory.data;
+    if (core.python_put(id, index, &tensor, &block->memory, &error) != BHVD_OK) {
         xla_fail(status, error.message);
-        shared_block_drop(block);
+        shared_block_drop(&block->memory);
         block = NULL;
     }
     *(int64_t *)outs[0] = (int64_t)(intptr_t)block;
@@ -249,8 +334,8 @@ static void finish(void **outs, const void **ins, const char *chars, size_t ncha
         if (!block)
             continue;
         if (end == BHVD_OK)
-            memcpy(outs[i], block->data, block->nbytes);
-        shared_block_drop(block);
+            memcpy(outs[i], block->memory.data, block->nbytes);
+        shared_block_drop(&block->memory);
     }
     *(int64_t *)outs[count] = 0;
     free(text.begin);
@@ -277,10 +362,10 @@ const char *xla_calls_register(void)
         { "bagua_hvd.post", post }, { "bagua_hvd.wait", wait }, { "bagua_hvd.put", put }, { "bagua_hvd.finish", finish },
         { "bagua_hvd.fact", fact },
     };
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
-        const char *missing = xla_register(calls[i].name, calls[i].function);
-        if (missing)
-            return missing;
+    const char *missing = load_registry();
+    for (size_t i = 0; i < sizeof calls / sizeof *calls && !missing; i++) {
+        struct cxx_string name = borrowed(calls[i].name), platform = borrowed("Host");
+        add(registry(), &name, (void *)calls[i].function, &platform);
     }
-    return NULL;
+    return missing;
 }

@@ -1,4 +1,4 @@
-"""The core's Adam update (kernel/adam_update.c) against NumPy: dtypes, NaN, blocks and their remainders."""
+"""The core's Adam update (kernel/adam_kernels.c) against NumPy: dtypes, NaN, blocks and their remainders."""
 import math
 
 import ml_dtypes

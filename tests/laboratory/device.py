@@ -26,7 +26,7 @@ THREADS = 256
 BLOCKS = 4096
 SEGMENT = 1 << 18               # elements, as native/kernel/segments.h
 PER_SEGMENT = 64                # thread blocks for one, as in native/gpu/device_encoder.c
-SUMS_BLOCK = 512                # elements, as in native/kernel/codec_sums.h
+SUMS_BLOCK = 512                # elements, as in native/kernel/codec.h
 
 
 def missing():

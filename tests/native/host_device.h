@@ -37,8 +37,6 @@ static int host_create(struct bhvd_device *device, void **out)
     return 0;
 }
 
-static void host_destroy_handle(struct bhvd_device *device, void *handle) { (void)device, (void)handle; }
-
 static int host_is_capturing(struct bhvd_device *device, void *stream, int *capturing)
 {
     (void)device, (void)stream;
@@ -86,10 +84,10 @@ static const struct device_ops host_ops = {
     .enter = host_enter,
     .leave = host_leave,
     .stream_create = host_create,
-    .stream_destroy = host_destroy_handle,
+    .stream_destroy = host_done,
     .stream_is_capturing = host_is_capturing,
     .event_create = host_create,
-    .event_destroy = host_destroy_handle,
+    .event_destroy = host_done,
     .event_record = host_order,
     .event_query = host_done,
     .event_wait = host_done,

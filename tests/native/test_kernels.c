@@ -1,6 +1,5 @@
 // Every entry of the kernel table, for every feature set of this CPU, against the scalar definitions; and these against
 // hand-computed values. For codecs see test_codecs.c.
-#include "kernel/adam.h"
 #include "kernel_inputs.h"
 
 static void test_reduce(const struct setting *at)
@@ -95,19 +94,17 @@ static void test_cast(const struct setting *at)
 }
 
 // All three passes, over vectors and over the remainder after the last vector: both loops come from the same source.
-static void test_adam(const struct setting *at, unsigned cpu)
+static void test_adam(const struct setting *at)
 {
     static const struct bhvd_adam by = {0.9, 0.3, 1e-8, 0.8, 0.5, 0.1, 0.25};
     const size_t nbytes = at->count * bhvd_dtype_size((bhvd_dtype)at->dtype);
     struct source in[4];
-    struct adam_kernels kernels[2];
+    const struct kernel_adam *const kernels[] = {&at->scalar->adam[at->dtype], &at->table->adam[at->dtype]};
     struct result out[2][2];
     for (int i = 0; i < 4; i++) {
         in[i] = source_create(nbytes, at->offset * (size_t)i);
         fill_elements(at->dtype, at->fill, in[i].data, at->count);
     }
-    adam_kernels_init(&kernels[0], (bhvd_dtype)at->dtype, 0);
-    adam_kernels_init(&kernels[1], (bhvd_dtype)at->dtype, cpu);
     for (int pass = 0; pass < 8; pass++) {
         const bool in_steps = pass & 1;
         const struct bhvd_adam_variance shared = {0.99, in_steps ? 0.25 : 0, 0.25, 0.03, 3};
@@ -116,15 +113,15 @@ static void test_adam(const struct setting *at, unsigned cpu)
             out[k][0] = result_create(nbytes, offset);
             out[k][1] = result_create(nbytes, offset);
             if (pass < 4)
-                kernels[k].momentum(out[k][0].data, in[0].data, in[1].data, in[2].data, pass & 2 ? in[3].data : NULL, &by,
+                kernels[k]->momentum(out[k][0].data, in[0].data, in[1].data, in[2].data, pass & 2 ? in[3].data : NULL, &by,
                                     in_steps, at->count);
             else if (pass < 6)
-                kernels[k].step(out[k][0].data, out[k][1].data, in[0].data, in[2].data, in[3].data, &by, in_steps, at->count);
+                kernels[k]->step(out[k][0].data, out[k][1].data, in[0].data, in[2].data, in[3].data, &by, in_steps, at->count);
             else if (nbytes > 0) {
                 struct source own = source_create(nbytes, at->offset);
                 memcpy(out[k][1].data, in[2].data, nbytes);
                 memcpy(own.data, in[3].data, nbytes);
-                kernels[k].variance(out[k][0].data, out[k][1].data, own.data, in[1].data, &shared, at->count);
+                kernels[k]->variance(out[k][0].data, out[k][1].data, own.data, in[1].data, &shared, at->count);
                 free(own.memory);
             }
         }
@@ -155,7 +152,7 @@ static void test_against_scalar(const char *isa, unsigned cpu)
                     test_scale(&at);
                     test_cast(&at);
                     if (at.dtype == BHVD_FLOAT32 || at.dtype == BHVD_FLOAT64)
-                        test_adam(&at, cpu);
+                        test_adam(&at);
                 }
 }
 

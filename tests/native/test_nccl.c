@@ -1,4 +1,4 @@
-// NCCL collectives of tensors on GPUs (native/gpu/nccl.c, nccl_execution.c, nccl_collectives.c), also under the sanitizers.
+// NCCL collectives of tensors on GPUs (native/gpu/nccl.c, nccl_execution.c), also under the sanitizers.
 // Ranks are threads, each with its own GPU; driver and NCCL are fakes. Tests ownership, data races, and the state after failures;
 // tests/device/test_nccl.py tests more values.
 #include "gpu_jobs.h"

@@ -15,7 +15,7 @@
 
 #include "collective/collectives.h"
 #include "collective/shards.h"
-#include "primitive/coded_schedules.h"
+#include "primitive/coded.h"
 
 enum { SEGMENT = SCHEDULE_SEGMENT };
 
@@ -65,35 +65,33 @@ static size_t sum_of(const size_t *values, int count)
 }
 
 // Two neighbors, or one.
-static int peers_of(const struct job *job, int rank, int peers[2])
+static int neighbors_of(const struct job *job, int rank, int peers[2])
 {
     peers[0] = (rank + job->n - 1) % job->n;
     peers[1] = (rank + 1) % job->n;
     return job->n > 2 ? 2 : job->n - 1;
 }
 
-static struct codes codes_of(const struct job *job)
+static struct codes codes_of(const struct job *job, int rank)
 {
     const uint64_t chunks = job->kind == OWNERS ? (uint64_t)job->n : 1;
-    struct codes codes = {.cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell};
-    codes_in_scratch(&codes, has_peers(job) ? 2 : (size_t)job->n, &(struct network_cost){0});
+    struct codes codes = {.pattern = job->kind == OWNERS     ? CODES_TO_OWNERS
+                                     : job->kind == EVERYONE ? CODES_TO_ALL
+                                                             : CODES_TO_PEERS,
+                          .cut = {job->nbytes / job->cell, chunks, SEGMENT / job->cell}, .element = job->cell};
+    codes.peers.count = neighbors_of(job, rank, codes.peers.index);
+    coded_in_scratch(&codes, job->n, &(struct network_cost){0});
     if (job->kind == PEERS_IN_PLACE) {
         codes.encodes = false;
-        codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT, false};
+        codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, SEGMENT};
     }
     return codes;
 }
 
 static void write_codes(const struct job *job, int rank, struct schedule *schedule)
 {
-    const struct codes codes = codes_of(job);
-    int peers[2];
-    if (job->kind == OWNERS)
-        schedule_scatter_gather(schedule, &codes);
-    else if (job->kind == EVERYONE)
-        schedule_exchange(schedule, &codes, NULL, job->n);
-    else
-        schedule_exchange(schedule, &codes, peers, peers_of(job, rank, peers));
+    const struct codes codes = codes_of(job, rank);
+    coded_schedule(schedule, &codes);
 }
 
 enum { SHARD = 4096, HOSTS_MAX = 8 };
@@ -384,8 +382,8 @@ static size_t codes_read(const struct world *w, int g, int *count, size_t *each,
     const struct job *job = w->job;
     const int r = w->rank_of[g];
     int peers[2];
-    *each = codes_of(job).received.each;
-    *count = has_peers(job) ? peers_of(job, r, peers) : w->n;
+    *each = codes_of(job, r).received.each;
+    *count = has_peers(job) ? neighbors_of(job, r, peers) : w->n;
     *left_out = has_peers(job) ? -1 : r;
     const int last = *left_out == *count - 1 ? *count - 2 : *count - 1;
     return last < 0 ? 0 : (size_t)last * *each + step_at(w, g)->nbytes;
@@ -673,7 +671,7 @@ static struct value expected(const struct world *w, int rank, size_t index)
     struct value sum = {0, 0};
     const size_t begin = is_reducescatter(job) ? sum_of(job->part, rank) / cell : 0;
     int peers[2];
-    const int count = has_peers(job) ? peers_of(job, rank, peers) : w->n;
+    const int count = has_peers(job) ? neighbors_of(job, rank, peers) : w->n;
     if (has_peers(job))
         sum = value_of(rank, index);
     for (int r = 0; r < count; r++)

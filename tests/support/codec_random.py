@@ -1,4 +1,4 @@
-"""The random numbers of the stochastic codecs, from the equations in native/kernel/codec_random.h."""
+"""The random numbers of the stochastic codecs, from the equations in native/kernel/codec.h."""
 import numpy as np
 
 
