@@ -8,7 +8,7 @@ import torch
 from bagua_hvd.lightning.environment import BaguarunEnvironment
 from bagua_hvd.torch.functions import broadcast_parameters
 from bagua_hvd.torch.optimizer import DistributedOptimizer
-from bagua_hvd.torch.rank_states import gathered
+from bagua_hvd.torch.wrapping import gathered
 
 
 def environment_of(given: Any) -> Any:
@@ -82,7 +82,7 @@ def consensus_scope(module: torch.nn.Module, optimizers: Any) -> Iterator[None]:
     Args:
         module: the model. optimizers: wrapped ones.
     """
-    from bagua_hvd.torch.consensus import consensus
+    from bagua_hvd.torch.functions import consensus
 
     algorithms = {id(each.algorithm): each.algorithm for each in optimizers if each.reducer is not None}.values()
     with contextlib.ExitStack() as stack:

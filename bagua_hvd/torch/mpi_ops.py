@@ -16,7 +16,6 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
-from bagua_hvd.torch import sparse
 from bagua_hvd.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,
@@ -30,6 +29,7 @@ from bagua_hvd.torch.autograd import (
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.torch.sparse import SparseSum
 
 _basics = basics
 _resolve = handle_average_backwards_compatibility
@@ -171,14 +171,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {frontend.type_name(tensor)}.")
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async supports Average and Sum only.")
-    gathered = rules.grouped_allgather(frontend, [*sparse.rows_of(tensor), sparse.shape_row(tensor)], name, process_set)
-
-    def finish():
-        *rows, shapes = gathered.wait()
-        sparse.check_shapes(shapes)
-        return sparse.sum_of(rows, tensor.shape, process_set.size() if op == Average else 1)
-
-    return finish
+    return SparseSum(tensor, name, process_set, op == Average).wait
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----
