@@ -15,9 +15,8 @@ from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import shared_reductions
-from bagua_hvd.tensorflow.variables import native_variable
 
 
 class _DistributedGradientTape(tf.GradientTape):

@@ -15,10 +15,9 @@ from bagua_hvd._keras.checkpoint import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import Reduction
 from bagua_hvd.tensorflow.step import Uses
-from bagua_hvd.tensorflow.variables import native_variable
 
 # The mixin precedes an optimizer's class, which has the methods. Users of such an optimizer import tf_keras.
 if TYPE_CHECKING:

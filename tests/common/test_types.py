@@ -48,10 +48,10 @@ def public(module):
 OFFERED = tuple(f"{PACKAGE}.{name}" for name in (
     "job.process_sets", "job.elastic", "core.exceptions", "torch.sync_batch_norm", "torch.optimizer",
     "torch.functions", "torch.elastic.state", "torch.elastic.sampler", "algorithms.base", "training.buckets", "codecs",
-    "data.data_loader_base", "torch.distributed.group", "torch.distributed.operations",
-    "torch.distributed.options", "torch.compression", "tensorflow.compression", "lightning.strategy",
-    "tensorflow.data.registry", "lightning.fabric", "ray.runner", "ray.elastic", "ray.train", "spark.common.store",
-    "spark.common.estimator", "spark.torch",
+    "data.data_loader_base", "torch.distributed.group", "torch.distributed.operations", "torch.distributed.options",
+    "torch.compression", "tensorflow.compression", "lightning.strategy", "tensorflow.data.compute_service",
+    "lightning.fabric", "ray.runner", "ray.elastic", "ray.train", "spark.common.store", "spark.common.estimator",
+    "spark.torch",
 ))
 
 
