@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd._keras import api
+from bagua_hvd._keras.api import Groups, Layers
 from bagua_hvd._keras.checkpoint import HasDistribution
-from bagua_hvd._keras.types import Groups, Layers
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.identity import ByIdentity

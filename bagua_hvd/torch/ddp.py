@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm, communication
 from bagua_hvd.job import basics
-from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.agreement import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
 from bagua_hvd.torch.distributed.group import process_set_of
 from bagua_hvd.torch.distributed.options import besides_gradients

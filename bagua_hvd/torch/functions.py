@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bagua_hvd.collectives import objects
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Average

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from bagua_hvd.training.timing import StepTimes
+from bagua_hvd.training.model import StepTimes
 
 POINTS = 48             # ready times that ranks agree on with one small message
 _LONGEST_US = 2**31 - 2

@@ -50,7 +50,7 @@ OFFERED = tuple(f"{PACKAGE}.{name}" for name in (
     "torch.functions", "torch.elastic.state", "torch.elastic.sampler", "algorithms.base", "training.buckets", "codecs",
     "data.data_loader_base", "torch.distributed.group", "torch.distributed.operations", "torch.distributed.options",
     "torch.compression", "tensorflow.compression", "lightning.strategy", "tensorflow.data.compute_service",
-    "lightning.fabric", "ray.runner", "ray.elastic", "ray.train", "spark.common.store", "spark.common.estimator",
+    "ray.runner", "ray.elastic", "ray.train", "spark.common.store", "spark.common.estimator",
     "spark.torch",
 ))
 

@@ -51,7 +51,7 @@ USED = {
         "_get_variable_index _get_current_learning_rate _momentums _velocities _use_weight_decay"),
     "RMSprop of Keras": (
         lambda: built(keras.optimizers.RMSprop(momentum=0.9), keras.Variable(0.0)), "_keras/legacy.py", "_momentums"),
-    "a model of Keras": (lambda: keras.Sequential(), "_keras/every_step.py", "_flatten_layers _trainable_variables"),
+    "a model of Keras": (lambda: keras.Sequential(), "_keras/elastic.py", "_flatten_layers _trainable_variables"),
     "keras.callbacks.ModelCheckpoint": (
         lambda: keras.callbacks.ModelCheckpoint, "_keras/callbacks.py", "_save_model"),
     "BatchNormalization of Keras": (

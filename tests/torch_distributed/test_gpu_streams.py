@@ -176,7 +176,7 @@ def test_parts_that_nccl_leaves_on_the_gpu(monkeypatch):
     like = torch.ones(2)
     group = SimpleNamespace(_place=lambda rank: rank)
     operations.Operations._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like,
-                                    dict(enumerate(outputs)), "all_gather", {0: 2, 1: 3})
+                                      dict(enumerate(outputs)), "all_gather", {0: 2, 1: 3})
     assert [output.tolist() for output in outputs] == [[0, 1], [2, 3, 4]]
 
 

@@ -11,8 +11,8 @@ import torch
 
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState
+from bagua_hvd.reduction.agreement import numbers_of, share_numbers, take_numbers
 from bagua_hvd.reduction.every_step import EveryStep, refuse, why_not
-from bagua_hvd.reduction.numbers import numbers_of, share_numbers, take_numbers
 from bagua_hvd.torch.elastic.sampler import ElasticSampler
 from bagua_hvd.torch.functions import (
     allgather_object,
