@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from bagua_hvd._keras import api
 from bagua_hvd._keras.api import Groups, OptimizerT
-from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.util import doc_from

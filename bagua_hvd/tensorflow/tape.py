@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from bagua_hvd._keras import api
 from bagua_hvd._keras.api import Groups, Layers
-from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.identity import ByIdentity

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from bagua_hvd._keras import backend, legacy
-from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.tensorflow.compression import Compression

@@ -129,7 +129,7 @@ class State:
             if algorithm.remembers_gradients and self._scaler is None:
                 _check_no_scaler(algorithm)
             self._runs = type(algorithm).__name__
-            if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older states do not name it
+            if self._loaded and not is_of(self._loaded, algorithm, group):
                 self._loaded, self._scale = {}, 1.0
             model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
             model.step = self._loaded.get("step", 0)
@@ -261,13 +261,6 @@ def _parts(given):
     return [part if part.is_contiguous() else part.as_strided((part.numel(),), (1,)) for part in parts]
 
 
-class _Bucketful(Work):
-    """The Work of one bucket's gradients. DDP wants a future of one tensor."""
-
-    def _value(self):
-        return self._outputs[0]
-
-
 class Hook:
     """See hook()."""
 
@@ -307,7 +300,8 @@ class Hook:
             name, operation, finish = state._dense(bucket, self.algorithm)
         if bucket.is_last():
             state._communicated(self.algorithm)
-        return _Bucketful(operation, [buffer], name, _FOR_EVER, finish).get_future()
+        work = Work(operation, [buffer], name, _FOR_EVER, finish)
+        return work.get_future().then(lambda ended: ended.value()[0])       # DDP wants a future of one tensor
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,

@@ -1,7 +1,5 @@
 """The base of wrapped torch optimizers: their class, parameter names, and algorithm state in the state_dict."""
 import inspect
-import io
-import pickle
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -11,6 +9,7 @@ import torch
 from bagua_hvd.core import objects
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import context_and_id
+from bagua_hvd.training.state import from_bytes, to_bytes
 
 # At run time the optimizer's own class, which need not be torch's, follows this mixin and has the methods.
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ class Wrapped(_Optimizer):
     def _count_step(self):
         """Tells LR schedulers that were made before wrapping that the optimizer makes steps."""
         self._given._opt_called = True
-        self._given._step_count = getattr(self._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
 def wrapped_class(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
@@ -162,14 +160,6 @@ STATE_KEY = "bagua_hvd"
 _OF_RANKS = "of_ranks"
 
 
-class _Plain(pickle.Unpickler):
-    """Unpickles only dicts, lists, numbers, strings and bytes: a checkpoint may come from anybody."""
-
-    def find_class(self, module, name):
-        raise pickle.UnpicklingError(f"the state of an algorithm in the checkpoint holds a {module}.{name}, which "
-                                     "bagua_hvd never saves")
-
-
 def with_kept(state: dict, kept: dict) -> dict:
     """A copy of an optimizer's state_dict(), with the state of its algorithm in the first parameter group, as bytes.
 
@@ -177,13 +167,13 @@ def with_kept(state: dict, kept: dict) -> dict:
     and can load it into an optimizer that has made no step.
     """
     first, *others = state["param_groups"]
-    return {**state, "param_groups": [{**first, STATE_KEY: pickle.dumps(kept, 4)}, *others]}
+    return {**state, "param_groups": [{**first, STATE_KEY: to_bytes(kept)}, *others]}
 
 
 def kept_in(state: dict) -> dict:
     """The state that with_kept() put into a state_dict; {} if none."""
     kept = state["param_groups"][0].get(STATE_KEY)
-    return _Plain(io.BytesIO(kept)).load() if kept else {}
+    return from_bytes(kept) if kept else {}
 
 
 def gathered(state: dict, process_set: Any) -> dict:
