@@ -16,11 +16,9 @@ class Frontend(ABC):
     """One framework. A front end has one instance, without state.
 
     Attributes:
-        name: of the framework.
         reducible: native dtypes that allreduce and reducescatter take.
     """
 
-    name: str
     reducible: frozenset
 
     @abstractmethod
@@ -63,7 +61,6 @@ class Frontend(ABC):
 class NumpyFrontend(Frontend):
     """NumPy arrays, C-contiguous, as the core sees them; communicated without a copy."""
 
-    name = "numpy"
     reducible = frozenset({
         native.UINT8, native.INT8, native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64,
         native.BFLOAT16,

@@ -129,7 +129,7 @@ class State:
             if algorithm.remembers_gradients and self._scaler is None:
                 _check_no_scaler(algorithm)
             self._runs = type(algorithm).__name__
-            if self._loaded and not is_of(self._loaded, algorithm, group):
+            if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older states do not name it
                 self._loaded, self._scale = {}, 1.0
             model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
             model.step = self._loaded.get("step", 0)

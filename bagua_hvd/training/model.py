@@ -350,7 +350,7 @@ class Model:
         gradients, weights = ([(tuple(map(place, indices)), kept) for indices, kept in state[what]]
                               for what in ("gradients", "weights"))
         self._restore_weights([indices for indices, _ in weights])
-        self.missed = Counter({place(index): steps for index, steps in state["missed"].items()})
+        self.missed = Counter({place(index): steps for index, steps in state.get("missed", {}).items()})
         self.state.load_state_dict(state["model"], own)
         for buckets, saved in ((self.gradients, dict(gradients)), (self.weights, dict(weights))):
             for bucket in buckets:
