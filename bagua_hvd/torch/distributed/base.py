@@ -14,13 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_hvd.core import native
+from bagua_hvd.core import objects
 from bagua_hvd.job import basics, process_sets
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.point_to_point import PointToPoint
 from bagua_hvd.torch.distributed.works import Waiter, Work
-from bagua_hvd.torch.frontend import frontend
 
 _GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
@@ -51,7 +50,9 @@ class Group(dist.ProcessGroup):
         # Index of each group rank among the ranks of the process set, which are in job order; None: the same order.
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._places: list[int] | None = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
-        self._key = self._agree_on_key()
+        # No other group has or had it: the first rank chooses.
+        self._key = objects.broadcast_object(self._context, os.urandom(8).hex(), ranks[0], rank == 0, "c10d.key",
+                                             self._id)
         # The given store may hold entries of an earlier attempt of the job, or of another group with this name.
         self._store = dist.PrefixStore(f"bagua_hvd/{self._key}", store)
         self._numbers = itertools.count()
@@ -71,13 +72,6 @@ class Group(dist.ProcessGroup):
                 if hasattr(dist.ProcessGroup, name):
                     method = _on_its_device(name, method)
                 setattr(cls, name, uncompiled(method))
-
-    def _agree_on_key(self):
-        """A key that no other group has or had, chosen by the group's first rank."""
-        key = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-        if len(self._ranks) > 1:
-            self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0]).wait()
-        return bytes(key.tolist()).hex()
 
     def _seconds(self, opts):
         timeout = getattr(opts, "timeout", None)
