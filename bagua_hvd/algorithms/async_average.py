@@ -32,6 +32,79 @@ from bagua_hvd.job.runtime import runtime
 from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.model import Model
 
+
+class Async(LocalSteps):
+    """Averages weights in the background.
+
+    Ranks may make different numbers of steps. When one leaves the job, the others continue without
+    averaging. Before evaluation, a checkpoint, or the end of training, call on all ranks:
+
+        optimizer.algorithm.abort()         finishes rounds in flight, starts none
+        hvd.consensus(model)                the mean of the models
+        optimizer.algorithm.resume()
+
+    Args:
+        sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
+        warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
+        max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
+            must make the same number of steps, or end with abort(). None: see Rounds.
+    """
+
+    safety = Safety.E4
+    asynchronous = True
+    uses_weights = ("after_step",)
+
+    def __init__(self, sync_interval_ms: float = 0, warmup_steps: float = 0, max_staleness: int | None = None,
+                 full_steps: int | None = None) -> None:
+        super().__init__(warmup_steps=warmup_steps, full_steps=full_steps)
+        self.warmup_steps = max(self.warmup_steps, 3 * self.full_steps // 2)
+        self.sync_interval_ms = checked("sync_interval_ms", sync_interval_ms, lambda ms: ms >= 0,
+                                       "milliseconds, 0 or more")
+        self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
+        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+    def prepare(self, model: Model) -> None:
+        self._models.add(model)
+
+    def after_step(self, model: Model) -> None:
+        if model.step + 1 >= self.warmup_steps:
+            with self._peers_may_leave(model):
+                self._rounds(model).advance()
+
+    def _rounds(self, model: Model) -> "Rounds":
+        if "rounds" not in model.scratch:
+            model.scratch["rounds"] = Rounds(model, self.sync_interval_ms / 1000, self.max_staleness)
+        rounds: Rounds = model.scratch["rounds"]
+        return rounds
+
+    @contextmanager
+    def _peers_may_leave(self, model: Model) -> Iterator[None]:
+        """When a rank leaves the job, the others train on without rounds. Elastic jobs restart instead."""
+        try:
+            yield
+        except HorovodInternalError as error:
+            if error.cause != "left" or runtime.options.elastic:
+                raise
+            self._rounds(model).over = True
+            warnings.warn(
+                f"rank {error.rank} has left the job, so this rank continues without averaging. To average until "
+                "training ends, call optimizer.algorithm.abort() on every rank after its last step", stacklevel=2)
+
+    def abort(self) -> None:
+        """Finishes the rounds, on all ranks together; none starts until resume().
+
+        Collective; ranks that have not called it yet continue training meanwhile. A second call does nothing.
+        """
+        for model in sorted(self._models, key=lambda model: model.name):
+            with self._peers_may_leave(model):
+                self._rounds(model).stop()
+
+    def resume(self) -> None:
+        """Starts rounds again. Call it on all ranks."""
+        for model in self._models:
+            self._rounds(model).resume()
+
+
 STEPS = 4
 LOOKS = 20          # polls in a wait
 
@@ -108,75 +181,3 @@ class Rounds:
     def resume(self) -> None:
         """See Async.resume()."""
         self.running, self.stopped = True, False
-
-
-class Async(LocalSteps):
-    """Averages weights in the background.
-
-    Ranks may make different numbers of steps. When one leaves the job, the others continue without
-    averaging. Before evaluation, a checkpoint, or the end of training, call on all ranks:
-
-        optimizer.algorithm.abort()         finishes rounds in flight, starts none
-        hvd.consensus(model)                the mean of the models
-        optimizer.algorithm.resume()
-
-    Args:
-        sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
-        warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
-        max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
-            must make the same number of steps, or end with abort(). None: see Rounds.
-    """
-
-    safety = Safety.E4
-    asynchronous = True
-    uses_weights = ("after_step",)
-
-    def __init__(self, sync_interval_ms: float = 0, warmup_steps: float = 0, max_staleness: int | None = None,
-                 full_steps: int | None = None) -> None:
-        super().__init__(warmup_steps=warmup_steps, full_steps=full_steps)
-        self.warmup_steps = max(self.warmup_steps, 3 * self.full_steps // 2)
-        self.sync_interval_ms = checked("sync_interval_ms", sync_interval_ms, lambda ms: ms >= 0,
-                                       "milliseconds, 0 or more")
-        self.max_staleness = None if max_staleness is None else positive("max_staleness", max_staleness)
-        self._models: weakref.WeakSet[Model] = weakref.WeakSet()
-
-    def prepare(self, model: Model) -> None:
-        self._models.add(model)
-
-    def after_step(self, model: Model) -> None:
-        if model.step + 1 >= self.warmup_steps:
-            with self._peers_may_leave(model):
-                self._rounds(model).advance()
-
-    def _rounds(self, model: Model) -> Rounds:
-        if "rounds" not in model.scratch:
-            model.scratch["rounds"] = Rounds(model, self.sync_interval_ms / 1000, self.max_staleness)
-        rounds: Rounds = model.scratch["rounds"]
-        return rounds
-
-    @contextmanager
-    def _peers_may_leave(self, model: Model) -> Iterator[None]:
-        """When a rank leaves the job, the others train on without rounds. Elastic jobs restart instead."""
-        try:
-            yield
-        except HorovodInternalError as error:
-            if error.cause != "left" or runtime.options.elastic:
-                raise
-            self._rounds(model).over = True
-            warnings.warn(
-                f"rank {error.rank} has left the job, so this rank continues without averaging. To average until "
-                "training ends, call optimizer.algorithm.abort() on every rank after its last step", stacklevel=2)
-
-    def abort(self) -> None:
-        """Finishes the rounds, on all ranks together; none starts until resume().
-
-        Collective; ranks that have not called it yet continue training meanwhile. A second call does nothing.
-        """
-        for model in sorted(self._models, key=lambda model: model.name):
-            with self._peers_may_leave(model):
-                self._rounds(model).stop()
-
-    def resume(self) -> None:
-        """Starts rounds again. Call it on all ranks."""
-        for model in self._models:
-            self._rounds(model).resume()

@@ -168,6 +168,8 @@ def _different_variables(name: str, group: ProcessSet, members: Sequence[Member]
     ))
 
 
+# ----------------------------------------------------------------------------------------------------- numbers ----
+
 reducers: weakref.WeakSet[Any] = weakref.WeakSet()      # all Reducers of this process
 
 
