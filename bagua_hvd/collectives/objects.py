@@ -2,10 +2,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.core import native, objects, vectors
+from bagua_hvd.core import native, objects
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import ProcessSet, context_and_id
 from bagua_hvd.job.runtime import context
@@ -58,17 +56,21 @@ class Extremes:
     """
 
     def __init__(self, values: Sequence[int], name: str, group: ProcessSet, blocking: bool = False) -> None:
+        count = self._count = len(values)
         # Shifted to begin at 1, and the smallest as a largest: the core puts zeros for a rank in join().
-        self._facts: np.ndarray = np.array([[value + 1 for value in values], [_LIMIT - value for value in values]],
-                                           np.int32)
+        sent = [value + 1 for value in values] + [_LIMIT - value for value in values]
+        facts = self._facts = native.ffi.new("int32_t[]", sent)
+        address = int(native.ffi.cast("uintptr_t", facts))
+        view = native.TensorView(address, address, (2 * count,), native.INT32, facts)
         id: int = group.process_set_id      # type: ignore[assignment]  # a registered one has it
-        self._operation = context().post(native.ALLREDUCE, name, [vectors.array_view(self._facts)], process_set=id,
-                                         op=native.OP_MAX, blocking=blocking)
+        self._operation = context().post(native.ALLREDUCE, name, [view], process_set=id, op=native.OP_MAX,
+                                         blocking=blocking)
 
     def wait(self) -> list[tuple[int, int]]:
         """Blocks. Returns (largest, smallest) over the ranks for each number."""
         self._operation.wait()
-        return [(largest - 1, _LIMIT - smallest) for largest, smallest in self._facts.T.tolist()]
+        facts, count = self._facts, self._count
+        return [(facts[i] - 1, _LIMIT - facts[count + i]) for i in range(count)]
 
 
 def extremes(values: Sequence[int], name: str, group: ProcessSet) -> list[tuple[int, int]]:
