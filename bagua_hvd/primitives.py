@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -175,19 +175,6 @@ class Replicas(_DeviceState):
         return {"replicas": arrays, "replica_copies": copies}
 
 
-class _Values(NamedTuple):
-    """The operands of a primitive: TensorViews with a name."""
-
-    name: str
-    views: list[TensorView]
-    prescale_factor: float = 1.0
-    postscale_factor: float = 1.0
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return sum(vectors.count_of(view) for view in self.views)
-
-
 def _check(expected: str, types: Any, **given: Any) -> None:
     """Raises TypeError unless each argument is of one of these types."""
     for name, value in given.items():
@@ -198,7 +185,11 @@ def _check(expected: str, types: Any, **given: Any) -> None:
 _BOOL = (bool, int, np.bool_)
 
 
-def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
+# Of the values of a primitive: name, TensorViews, prescale_factor, postscale_factor.
+_Operands = tuple[str, list[TensorView], float, float]
+
+
+def _operands(values: Any, name: str | None, out: np.ndarray | None) -> _Operands:
     if out is not None:
         _check("a NumPy array, or None", np.ndarray, out=out)
     if name is not None:
@@ -206,9 +197,13 @@ def _values(values: Any, name: str | None, out: np.ndarray | None) -> _Values:
     if not isinstance(values, Bucket):
         if name is None:
             raise ValueError("an array needs a name, the same on all ranks, by which they match the operation")
-        return _Values(name, [vectors.array_view(values, out)])
+        return name, [vectors.array_view(values, out)], 1.0, 1.0
     views = values.views if out is None else vectors.views_into(values.views, out)
-    return _Values(name or values.name, views, values.prescale_factor, values.postscale_factor)
+    return name or values.name, views, values.prescale_factor, values.postscale_factor
+
+
+def _count(views: Sequence[TensorView]) -> int:
+    return sum(map(vectors.count_of, views))
 
 
 def _choice(choices: dict[str, int], chosen: str, what: str) -> int:
@@ -238,8 +233,8 @@ def c_fp_s(bucket: Any, group: ProcessSet, average: bool = True, prescale_factor
             elements. None: in place.
         name: of an array; for a bucket, replaces its own.
     """
-    values = _values(bucket, name, out)
-    return _reduce(native.ALLREDUCE, values, *context_and_id(group), average, prescale_factor, postscale_factor)
+    operands = _operands(bucket, name, out)
+    return _reduce(native.ALLREDUCE, operands, *context_and_id(group), average, prescale_factor, postscale_factor)
 
 
 def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: ErrorState | None = None,
@@ -263,31 +258,30 @@ def c_lp_s(bucket: Any, group: ProcessSet, codec: Codec = minmax_uint8, error: E
     Raises:
         ValueError: the error state does not fit.
     """
-    values = _values(bucket, name, out)
+    operands = _operands(bucket, name, out)
     context, id = context_and_id(group)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     if error is not None:
         _check("an ErrorState, or None", ErrorState, error=error)
-    if error is not None and not error.fits(values.count, group.size(), hierarchical):
-        raise ValueError(
-            f"the error state does not fit {values.count} elements over {group.size()} ranks, "
-            f"hierarchical={hierarchical}: make a new ErrorState"
-        )
+        count, size = _count(operands[1]), group.size()
+        if not error.fits(count, size, hierarchical):
+            raise ValueError(f"the error state does not fit {count} elements over {size} ranks, "
+                             f"hierarchical={hierarchical}: make a new ErrorState")
     return _reduce(
-        native.C_LP_S, values, context, id, average, prescale_factor, postscale_factor,
+        native.C_LP_S, operands, context, id, average, prescale_factor, postscale_factor,
         exchange=_choice(EXCHANGES, exchange, "exchange"), hierarchical=hierarchical, owner=error,
         **(error.fields() if error else {}), **_codec_fields(codec, seed),
     )
 
 
-def _reduce(kind: int, values: _Values, context: Context, id: int, average: bool, prescale_factor: float,
+def _reduce(kind: int, operands: _Operands, context: Context, id: int, average: bool, prescale_factor: float,
             postscale_factor: float, **fields: Any) -> Posted:
     _check("a bool", _BOOL, average=average)
     _check("a number", NUMBERS, prescale_factor=prescale_factor, postscale_factor=postscale_factor)
+    name, views, prescale, postscale = operands
     return context.post(
-        kind, values.name, values.views, process_set=id, op=native.OP_AVERAGE if average else native.OP_SUM,
-        prescale_factor=values.prescale_factor * prescale_factor,
-        postscale_factor=values.postscale_factor * postscale_factor, **fields,
+        kind, name, views, process_set=id, op=native.OP_AVERAGE if average else native.OP_SUM,
+        prescale_factor=prescale * prescale_factor, postscale_factor=postscale * postscale_factor, **fields,
     )
 
 
@@ -305,12 +299,12 @@ def d_fp_s(bucket: Any, group: ProcessSet, topology: str = "shift_one", round: i
         hierarchical: hosts are the peers, each with the mean of its ranks, weighted by their number
             (native/primitive/peers.h). Ranks of a host end equal; the mean over all ranks stays. One host: its mean.
     """
-    values = _values(bucket, name, out)
+    operation_name, views, *_ = _operands(bucket, name, out)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("an integer", INTEGERS, round=round)
     context, id = context_and_id(group)
     return context.post(
-        native.D_FP_S, values.name, values.views, process_set=id,
+        native.D_FP_S, operation_name, views, process_set=id,
         topology=_choice(TOPOLOGIES, topology, "topology"), round=round, hierarchical=hierarchical,
     )
 
@@ -337,7 +331,7 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
     Raises:
         ValueError: the replicas do not fit, or an operation that has not ended uses one of them.
     """
-    sent = _values(values, name, None)
+    operation_name, views, *_ = _operands(values, name, None)
     _check("a bool", _BOOL, hierarchical=hierarchical)
     _check("Replicas", Replicas, replicas=replicas)
     for what, numbers, count in (("before", before, 3), ("after", after, 4)):
@@ -345,6 +339,6 @@ def d_lp_s(values: Any, group: ProcessSet, codec: Codec, replicas: Replicas, see
             raise ValueError(f"{what}={numbers!r:.100}: expected {count} numbers")
     context, id = context_and_id(group)
     return context.post(
-        native.D_LP_S, sent.name, sent.views, process_set=id, hierarchical=hierarchical, owner=replicas, before=before,
-        after=after, **replicas.fields(sent.count), **_codec_fields(codec, seed),
+        native.D_LP_S, operation_name, views, process_set=id, hierarchical=hierarchical, owner=replicas, before=before,
+        after=after, **replicas.fields(_count(views)), **_codec_fields(codec, seed),
     )

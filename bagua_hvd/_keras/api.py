@@ -1,7 +1,7 @@
 """The functions of both Keras packages, before their signatures differ."""
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import numpy as np
@@ -10,14 +10,18 @@ from bagua_hvd._keras import values
 from bagua_hvd._keras.backend import broadcast_global_variables, current  # noqa: F401
 from bagua_hvd._keras.optimizer import load_model as _load_model
 from bagua_hvd._keras.optimizer import wrap
-from bagua_hvd._keras.types import Groups, Layers, OptimizerT
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.compression import Compressor
-from bagua_hvd.collectives.numpy_frontend import frontend
+from bagua_hvd.collectives.frontend import numpy_frontend as frontend
 from bagua_hvd.job.basics import Average, Sum
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
+
+# Of Keras 3, tf_keras or tf.compat.v1. Functions return an optimizer whose class derives from the given one's.
+OptimizerT = TypeVar("OptimizerT")
+Groups: TypeAlias = int | Sequence[Sequence[keras.Variable]] | None
+Layers: TypeAlias = keras.layers.Layer | Sequence[keras.layers.Layer] | None
 
 Compression = current().Compression
 
@@ -76,7 +80,8 @@ LOCAL_LAYERS = "a layer or a list of layers, built."
 
 def weights_of(local_layers: Layers) -> list[Any]:
     """The trainable weights of a layer, or of several, of either Keras. ValueError: an entry is not a layer."""
-    layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    layers: Any = local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
+    layers = [] if local_layers is None else layers
     if not all(hasattr(layer, "trainable_weights") for layer in layers):
         raise ValueError("local_layers: expected layers, of keras or tf.keras")
     return [variable for layer in layers for variable in layer.trainable_weights]

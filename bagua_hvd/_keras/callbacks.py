@@ -15,8 +15,8 @@ import numpy as np
 from bagua_hvd._keras import legacy, values
 from bagua_hvd._keras.optimizer import distribution_of, innermost
 from bagua_hvd.collectives import rules
-from bagua_hvd.collectives.facts import extremes
-from bagua_hvd.collectives.numpy_frontend import frontend
+from bagua_hvd.collectives.frontend import numpy_frontend as frontend
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.job import basics
 from bagua_hvd.job.process_sets import global_process_set
 from bagua_hvd.training.model import weights_broadcast

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from bagua_hvd._keras import legacy
 from bagua_hvd._keras.backend import as_written, make_reduction, of_tf_keras
-from bagua_hvd._keras.checkpoint import AlgorithmState, HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions, check_passes
+from bagua_hvd.training.state import from_bytes, to_bytes
 
 NOT_REDUCED = (
     "{name} is about to apply gradients that have not been reduced over the ranks, so the ranks' weights would "
@@ -31,6 +32,77 @@ NOT_SCALED = (
     "{name} cannot serve a LossScaleOptimizer, whose gradients are scaled until the step: use bfloat16 (dtype policy "
     "mixed_bfloat16), or compile(auto_scale_loss=False)"
 )
+
+
+class AlgorithmState(keras.layers.Layer):
+    """The part of an optimizer by which Keras and its callbacks save its algorithm's state: .keras and .weights.h5.
+
+    Keras saves a part under the part's name. This one has no variables: the optimizer's own stay those of its class,
+    and plain Keras, whose optimizers have no such part, skips it. It is a layer only because Keras can save layers.
+    """
+
+    def __init__(self, optimizer: "HasDistribution") -> None:
+        super().__init__()
+        self._of = (optimizer.algorithm_state_dict, optimizer.load_algorithm_state_dict, optimizer.distribution)
+
+    def save_own_variables(self, store: Any) -> None:
+        state = self._of[0]()
+        if state:
+            store["state"] = np.frombuffer(to_bytes(state), np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        # State saved with Adam's moments must not be combined with other moments.
+        if "state" in store.keys() and not self._of[2].state_skipped:   # noqa: SIM118  # a store of Keras, no dict
+            self._of[1](from_bytes(store["state"].tobytes()))
+
+
+class HasDistribution:
+    """Adds to an optimizer's class the reduction of its gradients and its algorithm's state."""
+
+    _settings: tuple        # further arguments of the distribution's class; set in the subclass
+    _distribution_class: type[Any]
+
+    @functools.cached_property      # bypasses __setattr__, where Keras tracks the parts that it saves
+    def distribution(self) -> Any:
+        """Made on first use, so that from_config() of the class need not know it."""
+        return self._distribution_class(self, *self._settings)
+
+    def register_local_var(self, var: Any) -> None:
+        """Excludes a variable from the reduction. Its gradient stays this rank's, divided by the number of ranks unless
+        scale_local_gradients is False."""
+        self.distribution.reduction.register_local(var)
+
+    def set_weight(self, weight: Any) -> None:
+        """Makes the next average a weighted one: sum of w_i g_i / sum of w_i over the ranks, instead of equal weights.
+
+            def train_step(self, data):
+                self.optimizer.set_weight(keras.ops.shape(data[0])[0])
+                return super().train_step(data)
+
+        Args:
+            weight: number of samples or tokens that this rank's gradients are the mean over, a number or a scalar
+                tensor; 0: this rank adds nothing. All ranks must give it, in each weighted step; with
+                backward_passes_per_step it holds for the whole window, and is given in the last pass.
+        Raises:
+            ValueError: from apply(): op is not Average; the algorithm does not average gradients in every step; a
+                graph is traced, and this was called outside of it. On all ranks (on TensorFlow as
+                tf.errors.InvalidArgumentError): a weight is negative or not finite, or all are 0.
+        """
+        self.distribution.reduction.set_weight(weight)
+
+    def algorithm_state_dict(self) -> Any:
+        """The algorithm's state on this rank, made of dicts, lists, numbers and bytes; {} if there is none."""
+        states = self.distribution.reduction.state_dicts()
+        return {"reductions": states} if any(states) else {}
+
+    def load_algorithm_state_dict(self, state: Any) -> None:
+        """Restores an algorithm_state_dict(); all ranks must call it, each with its own or all with the same one.
+
+        State that is equal on all ranks is always restored. State of one rank is restored only by that rank, and only
+        if the number of ranks is unchanged; else it starts anew on all ranks. {}: changes nothing.
+        """
+        if state:
+            self.distribution.reduction.load_state_dicts(state["reductions"])
 
 
 class _Distribution:

@@ -5,7 +5,7 @@
 
 Ranks match operations by the numbers of Reducers. A Reducer is made when a step is first traced or run: one for each
 list of variables, in the same order on all ranks, however often they trace. For ranks that join later see
-reduction/numbers.py.
+reduction/agreement.py.
 """
 import weakref
 from abc import ABC, abstractmethod

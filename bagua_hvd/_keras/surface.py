@@ -9,7 +9,7 @@ from bagua_hvd._keras.api import (
     load_model,
     reducescatter,
 )
-from bagua_hvd._keras.consensus import consensus
+from bagua_hvd._keras.values import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.surface import *

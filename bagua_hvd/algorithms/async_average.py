@@ -7,7 +7,8 @@ the weights. Training continues. After the first step that finds the round compl
 
 which keeps the local steps made in between. The training thread takes the snapshot and adds the result between a step
 and the next forward pass: weights never change between forward and backward, and no lock is needed. A late rank delays
-the next round, but not the training (rounds.py).
+the next round, but not the training. Each round also counts the ranks that have called abort(): they take part in
+rounds until all have.
 
 In the first warmup_steps steps, at least 3/2 full_steps, gradients are averaged as in full steps (full_steps.py). Later
 full steps are impossible, since ranks no longer step together.
@@ -15,16 +16,20 @@ full steps are impossible, since ranks no longer step together.
 Wire per round, N elements: 2 N (n-1)/n. Memory: 2 N elements during a round.
 Source: BAGUA, arXiv:2107.01499. Differs: no thread and no lock; all floating dtypes; a bound on staleness.
 """
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from bagua_hvd.algorithms.base import Safety, checked, positive
-from bagua_hvd.algorithms.full_steps import LocalSteps
-from bagua_hvd.algorithms.rounds import Rounds
+from bagua_hvd.algorithms.exchange import Exchange, Steps, exchange
+from bagua_hvd.algorithms.full_steps import LocalSteps, Mean
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job.runtime import runtime
+from bagua_hvd.primitives import c_fp_s
 from bagua_hvd.training.model import Model
 
 
@@ -42,7 +47,7 @@ class Async(LocalSteps):
         sync_interval_ms: milliseconds from the end of a round to the start of the next, 0 or more.
         warmup_steps: initial steps with averaged gradients; at least 3/2 full_steps. full_steps: see FullSteps.
         max_staleness: steps after which training blocks on a round still in flight, without a timeout: then all ranks
-            must make the same number of steps, or end with abort(). None: see Rounds (rounds.py).
+            must make the same number of steps, or end with abort(). None: see Rounds.
     """
 
     safety = Safety.E4
@@ -66,7 +71,7 @@ class Async(LocalSteps):
             with self._peers_may_leave(model):
                 self._rounds(model).advance()
 
-    def _rounds(self, model: Model) -> Rounds:
+    def _rounds(self, model: Model) -> "Rounds":
         if "rounds" not in model.scratch:
             model.scratch["rounds"] = Rounds(model, self.sync_interval_ms / 1000, self.max_staleness)
         rounds: Rounds = model.scratch["rounds"]
@@ -98,3 +103,81 @@ class Async(LocalSteps):
         """Starts rounds again. Call it on all ranks."""
         for model in self._models:
             self._rounds(model).resume()
+
+
+STEPS = 4
+LOOKS = 20          # polls in a wait
+
+
+class Rounds:
+    """The rounds of one model, within one init().
+
+    Old averages cost accuracy, and waiting costs time. If max_staleness is not set, each step waits for a round from
+    its fourth step on, but no longer than the step itself has taken. So a late rank costs the others at most half of
+    their speed, and no rank waits forever for one that has made its last step.
+
+    Args:
+        interval_s: seconds from the end of a round to the start of the next. max_staleness: see Async.
+    Attributes:
+        running: whether advance() begins new rounds. stopped: whether all ranks have called abort().
+        over: whether a rank has left the job: then there are no more rounds.
+    """
+
+    def __init__(self, model: Model, interval_s: float, max_staleness: int | None) -> None:
+        self.running, self.stopped, self.over = True, False, False
+        self._model = model
+        self._interval_s, self._max_staleness = interval_s, max_staleness
+        self._round: Exchange | None = None     # in flight
+        self._began_in = 0                      # step
+        self._ended_at = self._advanced_at = time.monotonic()
+
+    @exchange
+    def _average(self) -> Steps:
+        group = self._model.group
+        means = [Mean(bucket, group) for bucket in self._model.weights]
+        counts = np.array([not self.running, 1], np.float32)    # aborted ranks, and all without those in join()
+        counting = c_fp_s(counts, group, average=False, name=f"{self._model.name}.stopping")
+        yield from (mean.operation for mean in means)
+        yield counting
+        for bucket, mean in zip(self._model.weights, means, strict=False):
+            bucket.add(mean.difference())
+        self.stopped = bool(counts[0] == counts[1])
+
+    def _begin(self) -> None:
+        self._round, self._began_in = self._average(), self._model.step
+
+    def _end(self) -> None:
+        """Waits for the round in flight, which adds its result."""
+        if self._round is not None:
+            self._round.wait()
+            self._round, self._ended_at = None, time.monotonic()
+
+    def advance(self) -> None:
+        """After a step: ends a round that is done or too old, and begins one that is due."""
+        if self.over:
+            return
+        now = time.monotonic()
+        if self._round is not None:
+            step, age = now - self._advanced_at, self._model.step - self._began_in
+            while (self._max_staleness is None and age >= STEPS and not self._round.done()
+                   and time.monotonic() < now + step):
+                time.sleep(step / LOOKS)
+            if self._round.done() or (self._max_staleness is not None and age >= self._max_staleness):
+                self._end()
+        self._advanced_at = time.monotonic()
+        if self._round is None and self.running and self._advanced_at - self._ended_at >= self._interval_s:
+            self._begin()
+
+    def stop(self) -> None:
+        """Takes part in rounds until all ranks have called this, so that none waits for a stopped one. Collective."""
+        if self.over:
+            return
+        self.running = False
+        self._end()
+        while not self.stopped:
+            self._begin()
+            self._end()
+
+    def resume(self) -> None:
+        """See Async.resume()."""
+        self.running, self.stopped = True, False

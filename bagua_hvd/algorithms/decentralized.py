@@ -24,9 +24,8 @@ the averaging overlaps the backward pass, but not the forward pass, so it includ
 """
 from random import Random
 
-from bagua_hvd.algorithms.averaging import Mean
 from bagua_hvd.algorithms.exchange import Steps, exchange
-from bagua_hvd.algorithms.full_steps import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps, Mean
 from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.job.runtime import context
 from bagua_hvd.primitives import d_fp_s

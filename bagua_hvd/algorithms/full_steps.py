@@ -1,4 +1,4 @@
-"""Full steps: steps of a relaxed algorithm that average the gradients of all elements.
+"""Full steps: steps of a relaxed algorithm that average the gradients of all elements; and the base of local steps.
 
 The steps t = 0, 1, ... in T_v are full, with K = full_steps:
 
@@ -14,6 +14,8 @@ Wire: 2 N (n-1)/n bytes per rank in such a step. On GPUs Q is minmax_uint8, for 
 Source: T_v is 0/1 Adam's, Lu et al., arXiv:2202.06009. The algorithms' own papers have no such steps (full_steps=0), or
 have them in full precision (BAGUA_FULL_STEP_BITS=32), as 0/1 Adam does.
 """
+import numpy as np
+
 from bagua_hvd.algorithms.base import Algorithm, Safety, not_negative, positive
 from bagua_hvd.codecs import Codec, float8, minmax_uint8
 from bagua_hvd.core import variables
@@ -122,3 +124,40 @@ class LocalSteps(FullSteps):
         """Whether this local step ends an interval."""
         local = model.step + 1 - self.warmup_steps
         return local > 0 and local % self.communication_interval == 0
+
+
+_IN_CACHE = 1 << 16         # elements
+
+
+class Mean:
+    """(1/n) sum_i x_i in flight; x_i: the values of a bucket at construction. One at a time for each bucket.
+
+    n is the number of participating ranks: each appends a 1 to its values, and a rank in join() adds 0.
+
+    Attributes:
+        operation: the operation that wait() and difference() wait for.
+    """
+
+    def __init__(self, bucket: Bucket, group: ProcessSet) -> None:
+        values = bucket.read(tail=1, workspace="mean of")
+        values[-1] = 1
+        self._sum = bucket.workspace("mean", values.size, values.dtype)
+        self.operation: Posted = c_fp_s(values, group, average=False, out=self._sum, name=bucket.name)
+        self._values = values[:-1]
+
+    def wait(self) -> np.ndarray:
+        """Blocks; returns the mean: flat, bit-equal on all ranks, valid until the bucket's next Mean is made."""
+        self.operation.wait()
+        mean, ranks = self._sum[:-1], self._sum[-1]
+        mean /= ranks
+        return mean
+
+    def difference(self) -> np.ndarray:
+        """As wait(), but returns the mean minus x_i."""
+        self.operation.wait()
+        difference, ranks = self._sum[:-1], self._sum[-1]
+        for begin in range(0, difference.size, _IN_CACHE):
+            part = slice(begin, begin + _IN_CACHE)
+            difference[part] /= ranks
+            difference[part] -= self._values[part]
+        return difference

@@ -10,8 +10,7 @@ Wire: 2 N (n-1)/n elements every H steps.
 Memory: 2 N elements during the averaging.
 Source: Stich, arXiv:1805.09767; Lin et al. (post-local SGD), arXiv:1808.07217.
 """
-from bagua_hvd.algorithms.averaging import Mean
-from bagua_hvd.algorithms.full_steps import LocalSteps
+from bagua_hvd.algorithms.full_steps import LocalSteps, Mean
 from bagua_hvd.training.model import Model
 
 

@@ -1,20 +1,24 @@
-"""The adapter that a framework supplies so that the rules (rules.py) work on its tensors: about ten methods.
+"""The adapter that a framework supplies so that the rules (rules.py) work on its tensors, and that of NumPy.
 
 An adapter holds no policy. A rule that two adapters would share belongs in rules.py.
 """
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
+
+from bagua_hvd.core import native
+from bagua_hvd.core.native import TensorView
+from bagua_hvd.core.vectors import DTYPES
+
 
 class Frontend(ABC):
     """One framework. A front end has one instance, without state.
 
     Attributes:
-        name: of the framework.
         reducible: native dtypes that allreduce and reducescatter take.
     """
 
-    name: str
     reducible: frozenset
 
     @abstractmethod
@@ -52,3 +56,44 @@ class Frontend(ABC):
     @abstractmethod
     def type_name(self, tensor: Any) -> Any:
         """The name of the tensor's type in error messages."""
+
+
+class NumpyFrontend(Frontend):
+    """NumPy arrays, C-contiguous, as the core sees them; communicated without a copy."""
+
+    reducible = frozenset({
+        native.UINT8, native.INT8, native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64,
+        native.BFLOAT16,
+    })
+
+    def view(self, tensor: Any, output: Any = None) -> Any:
+        dtype = DTYPES.get(tensor.dtype.name)
+        if dtype is None:
+            raise ValueError(f"Tensor type {self.type_name(tensor)} is not supported.")
+        dst = 0 if output is None else output.ctypes.data
+        return TensorView(tensor.ctypes.data, dst, tensor.shape, dtype, (tensor, output))
+
+    def allocate_like(self, tensor: Any, dim0: int | None = None) -> Any:
+        shape = tensor.shape if dim0 is None else (dim0, *tensor.shape[1:])
+        return np.empty(shape, tensor.dtype)
+
+    def wrap_result(self, nbytes: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> Any:
+        numpy_dtype: np.dtype = np.dtype(native.dtype_name(dtype))
+        if not nbytes:
+            return np.empty(shape, numpy_dtype)
+        return np.frombuffer(native.buffer(owner, nbytes), numpy_dtype).reshape(shape)
+
+    def int32_tensor(self, values: Any, like: Any = None) -> Any:
+        return np.array(values, np.int32)
+
+    def splits(self, splits: Any) -> list:
+        return [int(split) for split in splits]
+
+    def shape(self, tensor: Any) -> Any:
+        return tensor.shape
+
+    def type_name(self, tensor: Any) -> str:
+        return f"numpy.{tensor.dtype}"
+
+
+numpy_frontend = NumpyFrontend()

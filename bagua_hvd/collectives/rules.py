@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bagua_hvd.collectives.arguments import check_name
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.native import TensorView

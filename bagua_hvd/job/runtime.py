@@ -42,7 +42,7 @@ class _Runtime:
         self.context = None
         self.options: Any = None
         self.previous = 0, 0                    # size and measured bytes per second of the previous job
-        self.optimizers: dict[int, int] = {}    # by process set, the number of its next one: see reduction/numbers.py
+        self.optimizers: dict[int, int] = {}    # by process set, the number of its next one: reduction/agreement.py
         self.shared_numbers: dict[Any, list] | None = None  # after share_numbers() there
         self.init_repeated = False              # then a process group that started the runtime does not stop it
         self.inits = 0                          # names the rendezvous of a job that is not elastic

@@ -16,7 +16,6 @@ if _keras.backend.backend() != "torch":     # _keras finds torch's front end by 
 
 # isort: split
 from bagua_hvd._keras import api as _api
-from bagua_hvd._keras import types as _types
 from bagua_hvd._keras.surface import *
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
@@ -27,25 +26,25 @@ from bagua_hvd.keras import callbacks, elastic
 
 
 @_doc_from(_api.DistributedOptimizer)
-def DistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
+def DistributedOptimizer(optimizer: _api.OptimizerT, name: str | None = None, device_dense: str = "",
                          device_sparse: str = "", compression: type[Compressor] = Compression.none,
                          sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0, op: int = Average,
-                         num_groups: int = 0, groups: _types.Groups = None,
+                         num_groups: int = 0, groups: _api.Groups = None,
                          algorithm: str | Algorithm | type[Algorithm] | None = None,
-                         delay: int = 0) -> _types.OptimizerT:
+                         delay: int = 0) -> _api.OptimizerT:
     return _api.DistributedOptimizer(**locals())
 
 
 @_doc_from(_api.DistributedOptimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS)
-def PartialDistributedOptimizer(optimizer: _types.OptimizerT, name: str | None = None, device_dense: str = "",
+def PartialDistributedOptimizer(optimizer: _api.OptimizerT, name: str | None = None, device_dense: str = "",
                                 device_sparse: str = "", compression: type[Compressor] = Compression.none,
                                 sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
                                 op: int = Average, backward_passes_per_step: int = 1,
-                                average_aggregated_gradients: bool = False, groups: _types.Groups = None,
-                                process_set: ProcessSet = global_process_set, local_layers: _types.Layers = None,
+                                average_aggregated_gradients: bool = False, groups: _api.Groups = None,
+                                process_set: ProcessSet = global_process_set, local_layers: _api.Layers = None,
                                 scale_local_gradients: bool = True,
                                 algorithm: str | Algorithm | type[Algorithm] | None = None,
-                                delay: int = 0) -> _types.OptimizerT:
+                                delay: int = 0) -> _api.OptimizerT:
     options = locals()
     local = _api.weights_of(options.pop("local_layers"))
     wrapped: Any = _api.DistributedOptimizer(**options)

@@ -1,12 +1,41 @@
-"""Lightning's ClusterEnvironment for ranks of baguarun."""
+"""Lightning's packages, under the name that the program uses, and its ClusterEnvironment for ranks of baguarun."""
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import basics
 from bagua_hvd.job.environment import local_address_towards, resolve
 from bagua_hvd.job.server import EVERY_INTERFACE, listen
-from bagua_hvd.lightning.packages import of_fabric
 from bagua_hvd.torch.functions import broadcast_object
+
+# Classes of `lightning` and `pytorch_lightning` do not mix.
+_ROOTS = {"lightning": ("lightning.pytorch", "lightning.fabric"),
+          "pytorch_lightning": ("pytorch_lightning", "lightning_fabric")}
+
+
+def _root() -> tuple[str, str]:
+    imported = [root for root in _ROOTS if root in sys.modules]
+    installed = [root for root in _ROOTS if importlib.util.find_spec(root)]
+    if not installed:
+        raise ImportError("bagua_hvd.lightning needs lightning, or pytorch_lightning: pip install lightning")
+    return _ROOTS[(imported or installed)[0]]
+
+
+_PYTORCH, _FABRIC = _root()
+
+
+def of_pytorch(module: str) -> ModuleType:
+    """A module of lightning.pytorch, by its path there; "": the package itself."""
+    return importlib.import_module(f"{_PYTORCH}.{module}" if module else _PYTORCH)
+
+
+def of_fabric(module: str) -> ModuleType:
+    """A module of lightning.fabric."""
+    return importlib.import_module(f"{_FABRIC}.{module}" if module else _FABRIC)
+
 
 ClusterEnvironment: Any = of_fabric("plugins.environments").ClusterEnvironment
 

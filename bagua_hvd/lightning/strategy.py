@@ -1,20 +1,111 @@
-"""The strategy of Lightning's Trainer: its DDP strategy, with wrapped optimizers instead of DistributedDataParallel.
+"""The strategies of Lightning's Trainer and Fabric: DDP's, but optimizers are wrapped instead of the model.
 
 torch.distributed remains for metrics, `sync_dist` and signals; bagua_hvd sends gradients and weights.
 """
 import contextlib
-from collections.abc import Generator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from bagua_hvd.lightning import common
-from bagua_hvd.lightning.packages import of_pytorch
-from bagua_hvd.torch.distributed import process_set_of  # registers the backend, too
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
-DDPStrategy: Any = of_pytorch("strategies").DDPStrategy
+from bagua_hvd.lightning.environment import BaguarunEnvironment, of_fabric, of_pytorch
+from bagua_hvd.torch.distributed import process_set_of  # registers the backend, too
+from bagua_hvd.torch.functions import broadcast_parameters, consensus
+from bagua_hvd.torch.optimizer import DistributedOptimizer
+from bagua_hvd.torch.wrapping import gathered
+
+
+def environment_of(given: Any) -> Any:
+    """The ClusterEnvironment for a strategy, given one or None: Lightning does not detect baguarun."""
+    return BaguarunEnvironment() if given is None and BaguarunEnvironment.detect() else given
+
+
+def refuse(strategy: Any, options: Iterable[str]) -> None:
+    """Raises ValueError if there are options of DistributedDataParallel."""
+    if given := ", ".join(sorted(options)):
+        raise ValueError(f"{type(strategy).__name__} does not use DistributedDataParallel, so its options have no "
+                         f"effect: remove {given}. Unused parameters need no option; use algorithm= instead of a hook")
+
+
+def before_connecting(strategy: Any) -> None:
+    """Checks before Lightning makes its process group.
+
+    Raises:
+        ValueError: baguarun's ranks are not those that Lightning expects.
+    """
+    environment = strategy.cluster_environment
+    if isinstance(environment, BaguarunEnvironment):        # Lightning calls it only for its own choice
+        environment.validate_settings(strategy.num_processes, strategy.num_nodes)
+
+
+def same_weights(module: torch.nn.Module) -> None:
+    """Broadcasts rank 0's parameters and buffers; like DDPStrategy, not the results of get_extra_state()."""
+    broadcast_parameters({name: value for name, value in module.state_dict().items() if torch.is_tensor(value)}, 0)
+
+
+def wrap(optimizer: Any, module_names: Any, algorithm: Any, options: dict) -> Any:
+    """Wraps an optimizer in a DistributedOptimizer.
+
+    Args:
+        module_names: parameter -> its name in its module; if one is missing, or two are equal, as in two modules of
+            Fabric, all are named by position.
+        options: further arguments of DistributedOptimizer.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    named = None
+    names = {module_names.get(parameter) for parameter in parameters}
+    if None not in names and len(names) == len(parameters):
+        named = [(module_names[parameter], parameter) for parameter in parameters]
+    return DistributedOptimizer(optimizer, named_parameters=named, algorithm=algorithm, **options)
+
+
+def no_sync(optimizers: Any) -> contextlib.ExitStack:
+    """Enters no_sync() of all optimizers."""
+    stack = contextlib.ExitStack()
+    for optimizer in optimizers:
+        stack.enter_context(optimizer.no_sync())
+    return stack
+
+
+def state_of(optimizer: Any) -> dict:
+    """The optimizer's state_dict with the algorithm's state of every rank. Collective."""
+    return gathered(optimizer.state_dict(), optimizer.process_set)
+
+
+def cloned(state: dict) -> dict:
+    """A module's state with copies of its tensors."""
+    return {name: value.clone() if torch.is_tensor(value) else value for name, value in state.items()}
+
+
+@contextlib.contextmanager
+def consensus_scope(module: torch.nn.Module, optimizers: Any) -> Iterator[None]:
+    """Context for models that differ between ranks by design: within it, all of them have the mean.
+
+    Background communication stops. Collective at both ends; does nothing if the models are equal.
+
+    Args:
+        module: the model. optimizers: wrapped ones.
+    """
+    algorithms = {id(each.algorithm): each.algorithm for each in optimizers if each.reducer is not None}.values()
+    with contextlib.ExitStack() as stack:
+        for algorithm in algorithms:
+            if algorithm.asynchronous:
+                algorithm.abort()
+                stack.callback(algorithm.resume)
+        if any(algorithm.models_differ for algorithm in algorithms):
+            stack.enter_context(consensus(module))
+        yield
+
+
+_DDPStrategy: Any = of_pytorch("strategies").DDPStrategy
+_FabricDDPStrategy: Any = of_fabric("strategies").DDPStrategy
+_BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncControl
 LightningOptimizer: Any = of_pytorch("core.optimizer").LightningOptimizer
 
 
-class BaguaStrategy(DDPStrategy):
+class BaguaStrategy(_DDPStrategy):
     """Data parallel training with an algorithm of bagua_hvd.
 
     Processes are started as by "ddp": by the Trainer, torchrun, Slurm, or baguarun.
@@ -32,27 +123,27 @@ class BaguaStrategy(DDPStrategy):
 
     def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
                  **kwargs: Any) -> None:
-        super().__init__(cluster_environment=common.environment_of(cluster_environment), **kwargs)
-        common.refuse(self, [*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
+        super().__init__(cluster_environment=environment_of(cluster_environment), **kwargs)
+        refuse(self, [*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
         self._algorithm = algorithm
         self._optimizer_options = optimizer_options or {}
         self._evaluation: contextlib.ExitStack | None = None
 
     def setup_distributed(self) -> None:
-        common.before_connecting(self)
+        before_connecting(self)
         super().setup_distributed()
         process_set_of()            # starts the runtime among these ranks
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is, and gives all ranks rank 0's weights."""
-        common.same_weights(self.lightning_module)
+        same_weights(self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
         names = {parameter: name for name, parameter in self.lightning_module.named_parameters()}
         wrapped: list = []
         for optimizer in self.optimizers:
-            new = common.wrap(optimizer, names, self._algorithm, self._optimizer_options)
+            new = wrap(optimizer, names, self._algorithm, self._optimizer_options)
             for config in self.lr_scheduler_configs:
                 if getattr(config.scheduler, "optimizer", None) is optimizer:
                     config.scheduler.optimizer = new
@@ -62,7 +153,7 @@ class BaguaStrategy(DDPStrategy):
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator:
         """Within it, gradients accumulate locally."""
-        with common.no_sync(self.optimizers):
+        with no_sync(self.optimizers):
             yield
 
     # ----------------------------------------------------------------------------------- evaluation and checkpoints
@@ -74,7 +165,7 @@ class BaguaStrategy(DDPStrategy):
         super().on_validation_start()
         if self._wrapped():
             self._evaluation = contextlib.ExitStack()
-            self._evaluation.enter_context(common.consensus_scope(self.lightning_module, self._wrapped()))
+            self._evaluation.enter_context(consensus_scope(self.lightning_module, self._wrapped()))
 
     def on_validation_end(self) -> None:
         self._end_evaluation()
@@ -89,13 +180,13 @@ class BaguaStrategy(DDPStrategy):
         """The model's state; the mean if models differ between ranks. Collective, as saving is in Lightning."""
         if not self._wrapped() or self._evaluation is not None:
             return super().lightning_module_state_dict()
-        with common.consensus_scope(self.lightning_module, self._wrapped()):
-            return common.cloned(super().lightning_module_state_dict())
+        with consensus_scope(self.lightning_module, self._wrapped()):
+            return cloned(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Any) -> dict:
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
-        return common.state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
+        return state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
 
     def teardown(self) -> None:
         """Ends communication, in the background and by backward passes over the model.
@@ -110,3 +201,63 @@ class BaguaStrategy(DDPStrategy):
             if optimizer.algorithm.asynchronous and not self.lightning_module.trainer.interrupted:
                 optimizer.algorithm.abort()
         super().teardown()
+
+
+class _NoSync(_BackwardSyncControl):
+    """fabric.no_backward_sync(module): gradients of the module's parameters accumulate locally."""
+
+    def __init__(self, optimizers: Any) -> None:
+        self._optimizers = optimizers
+
+    def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> Any:
+        if not enabled:
+            return contextlib.nullcontext()
+        own = set(module.parameters())
+        return no_sync(optimizer for optimizer in self._optimizers
+                              if any(p in own for group in optimizer.param_groups for p in group["params"]))
+
+
+class BaguaFabricStrategy(_FabricDDPStrategy):
+    """Data parallel training with an algorithm of bagua_hvd: `Fabric(strategy=BaguaFabricStrategy("bytegrad"))`.
+
+    Args:
+        algorithm, optimizer_options: as for BaguaStrategy. kwargs: of Fabric's DDPStrategy.
+    Raises:
+        ValueError: an option of DistributedDataParallel is given, which is not used.
+    """
+
+    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
+                 **kwargs: Any) -> None:
+        super().__init__(cluster_environment=environment_of(cluster_environment), **kwargs)
+        refuse(self, self._ddp_kwargs)
+        self._algorithm = algorithm
+        self._optimizer_options = optimizer_options or {}
+        # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.
+        self._names: Any = WeakTensorKeyDictionary()
+        self._wrapped: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._backward_sync_control = _NoSync(self._wrapped)
+
+    def _setup_distributed(self) -> None:
+        before_connecting(self)
+        super()._setup_distributed()
+        process_set_of()            # starts the runtime among these ranks
+
+    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Returns the module itself, with rank 0's weights."""
+        same_weights(module)
+        self._names.update({parameter: name for name, parameter in module.named_parameters()})
+        return module
+
+    def setup_optimizer(self, optimizer: Any) -> Any:
+        """Returns its DistributedOptimizer. Set up the modules first."""
+        wrapped = wrap(optimizer, self._names, self._algorithm, self._optimizer_options)
+        self._wrapped[wrapped] = None
+        return wrapped
+
+    def get_optimizer_state(self, optimizer: Any) -> dict:
+        return state_of(optimizer) if hasattr(optimizer, "reducer") else super().get_optimizer_state(optimizer)
+
+    def get_module_state_dict(self, module: torch.nn.Module) -> dict:
+        """The module's state; the mean if modules differ between ranks. Collective, as fabric.save() is."""
+        with consensus_scope(module, self._wrapped):
+            return cloned(super().get_module_state_dict(module))

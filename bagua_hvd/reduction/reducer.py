@@ -15,7 +15,7 @@ synchronize() begins with a small allreduce to exchange them, and nothing is pos
 members on all ranks.
 
 With delay=1 synchronize() waits for the operations of the previous window, gives gradients their results, and sends a
-copy of the replaced values (training/delayed.py). Nothing is posted in the backward pass then, and each operation has
+copy of the replaced values (window.py). Nothing is posted in the backward pass then, and each operation has
 at least a step's time. A separate thread advances multi-phase operations, since this one may be computing, or saving a
 checkpoint that the other ranks do not save.
 
@@ -31,7 +31,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from bagua_hvd.algorithms.base import Algorithm, communication
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.operations import counted
@@ -39,11 +39,9 @@ from bagua_hvd.job.process_sets import ProcessSet, registered_id
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.job.statistics import Account
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.reduction.agreement import agree, fingerprint
-from bagua_hvd.reduction.layout import Layout
-from bagua_hvd.reduction.numbers import number_of, reducers
+from bagua_hvd.reduction.agreement import agree, fingerprint, number_of, reducers
 from bagua_hvd.reduction.weight import Weight, check_weighable
-from bagua_hvd.reduction.window import DelayedWindow, Window
+from bagua_hvd.reduction.window import DelayedWindow, Layout, Window
 from bagua_hvd.training import variance
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model, is_of, with_own
@@ -90,7 +88,7 @@ class Reducer:
         passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
-        key: by which ranks match it, see numbers.py.
+        key: by which ranks match it, see agreement.py.
         numbered: the number that it has now; None: it takes a new one when it is used.
         touched_at, stepped_at: when a backward pass last touched it, and when it last stepped; from one counter.
         observer: None, or an object that is notified of steps: step_begins() at the first gradient of a step, before

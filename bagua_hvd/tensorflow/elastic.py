@@ -16,7 +16,7 @@ from bagua_hvd._keras.elastic import KerasState, broadcast_object
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import basics
 from bagua_hvd.job.elastic import ObjectState, runs
-from bagua_hvd.reduction.numbers import share_numbers
+from bagua_hvd.reduction.agreement import share_numbers
 from bagua_hvd.tensorflow.bridge import take_interruption
 from bagua_hvd.tensorflow.functions import broadcast_, broadcast_variables
 

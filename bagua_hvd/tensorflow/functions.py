@@ -8,9 +8,8 @@ from bagua_hvd.collectives import objects
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set, registered_id
 from bagua_hvd.tensorflow import collective_ops
-from bagua_hvd.tensorflow.dtypes import DTYPES, from_wire, to_wire
-from bagua_hvd.tensorflow.graphs import as_written, public
-from bagua_hvd.tensorflow.variables import native_variable
+from bagua_hvd.tensorflow.graphs import as_written, native_variable, public
+from bagua_hvd.tensorflow.native_ops import DTYPES, from_wire, to_wire
 from bagua_hvd.training.model import weights_broadcast
 
 _AT_ONCE = "Runs at once, in graphs too."

@@ -14,9 +14,8 @@ from bagua_hvd._keras import values
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import check_passes
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import dense, take
-from bagua_hvd.tensorflow.variables import native_variable
 
 
 def _finite(gradient):

@@ -1,5 +1,6 @@
-"""Helpers for ops of this package that depend on the graph around them."""
+"""Helpers for ops that depend on the graph around them, and the private names of TensorFlow that this package uses."""
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,31 @@ import tensorflow as tf
 
 from bagua_hvd.collectives.arguments import wrong_option
 from bagua_hvd.core.util import doc_from
-from bagua_hvd.tensorflow import private
+
+# The private names, any of which a release may take away, by path: the effect of its absence.
+# tests/tensorflow/test_private.py names the release that did.
+NAMES = {
+    "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext":
+        "functions compiled by XLA are traced as others are, and XLA refuses the operations",
+    "tensorflow.compiler.tf2xla.ops.gen_xla_ops.xla_custom_call_v2":
+        "functions compiled by XLA raise NotImplementedError",
+    "tensorflow.Operation._add_control_input":
+        "gradients of a graph come in any order, so less of the communication is hidden",
+}
+
+
+def find(path: str) -> Any:
+    """The object with this path, or None."""
+    module, _, name = path.rpartition(".")
+    owner: Any = tf.Operation if module == "tensorflow.Operation" else None
+    try:
+        owner = owner or importlib.import_module(module)
+    except ImportError:
+        return None
+    return getattr(owner, name, None)
+
+
+in_xla_context, xla_custom_call, add_control_input = map(find, NAMES)
 
 # For functions that scripts call while a graph is traced: AutoGraph would rewrite them and all their callees.
 as_written = tf.autograph.experimental.do_not_convert
@@ -109,14 +134,13 @@ def one_by_one(gradients: Any) -> None:
     transfers likewise.) Does nothing in eager mode, which has this order, and in graphs of tf.compat.v1.
     """
     graph = tf.compat.v1.get_default_graph()
-    if tf.executing_eagerly() or getattr(graph, "experimental_acd_manager", None) is None or (
-            private.add_control_input is None):
+    if tf.executing_eagerly() or getattr(graph, "experimental_acd_manager", None) is None or add_control_input is None:
         return
     last = {each.op for each in gradients if tf.is_symbolic_tensor(each) and each.graph is graph}
     waiting = None
     for op in graph.get_operations():       # in order of creation, so that no cycle can arise
         if waiting is not None and op.inputs:
-            private.add_control_input(op, waiting)
+            add_control_input(op, waiting)
             waiting = None
         if op in last:
             waiting = op
@@ -124,6 +148,12 @@ def one_by_one(gradients: Any) -> None:
 
 def compiled_by_xla() -> Any:
     """Whether this code is being traced for tf.function(jit_compile=True)."""
-    return not tf.executing_eagerly() and private.in_xla_context is not None and private.in_xla_context(
+    return not tf.executing_eagerly() and in_xla_context is not None and in_xla_context(
         tf.compat.v1.get_default_graph()
     )
+
+
+def native_variable(variable: Any) -> Any:
+    """The tf.Variable behind a Keras variable; other values unchanged."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable

@@ -21,8 +21,8 @@ from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.dtypes import from_wire, rows_to_wire, to_wire
 from bagua_hvd.tensorflow.graphs import as_written, form_of, public
+from bagua_hvd.tensorflow.native_ops import from_wire, rows_to_wire, to_wire
 
 Tensorlike: TypeAlias = tf.types.experimental.TensorLike        # accepted by tf.convert_to_tensor
 

@@ -25,10 +25,9 @@ from bagua_hvd.reduction.options import GradientOptions, check_groups
 from bagua_hvd.reduction.weight import check_alone
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.graphs import compiled_by_xla, one_by_one
+from bagua_hvd.tensorflow.graphs import compiled_by_xla, native_variable, one_by_one
 from bagua_hvd.tensorflow.mpi_ops import allreduce, grouped_allreduce, size_op
 from bagua_hvd.tensorflow.step import Step, Uses
-from bagua_hvd.tensorflow.variables import native_variable
 
 TAPE_SEES_NO_WEIGHTS = (
     "{name} communicates weights, which a tape does not see: take the gradients of a plain tf.GradientTape, and apply "

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd._keras import api
-from bagua_hvd._keras.checkpoint import HasDistribution
-from bagua_hvd._keras.types import Groups, Layers
+from bagua_hvd._keras.api import Groups, Layers
+from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.algorithms.base import Algorithm
 from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.core.identity import ByIdentity
@@ -15,9 +15,8 @@ from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.reduction.options import GradientOptions, groups_of
 from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import shared_reductions
-from bagua_hvd.tensorflow.variables import native_variable
 
 
 class _DistributedGradientTape(tf.GradientTape):

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from bagua_hvd._keras import legacy
-from bagua_hvd._keras.checkpoint import HasDistribution
+from bagua_hvd._keras import backend, legacy
+from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
+from bagua_hvd.tensorflow.compression import Compression
+from bagua_hvd.tensorflow.elastic import translated_errors
+from bagua_hvd.tensorflow.functions import broadcast_global_variables
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
-from bagua_hvd.tensorflow.graphs import as_written
+from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import Reduction
 from bagua_hvd.tensorflow.step import Uses
-from bagua_hvd.tensorflow.variables import native_variable
 
 # The mixin precedes an optimizer's class, which has the methods. Users of such an optimizer import tf_keras.
 if TYPE_CHECKING:
@@ -194,3 +196,8 @@ def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_objects
         for variable, value in zip(legacy.variables(model.optimizer), saved, strict=True):
             variable.assign(value)
     return model
+
+
+# The parts of the TensorFlow backend that Keras needs.
+backend.register(backend.Backend(
+    Reduction, Compression, translated_errors, broadcast_global_variables, wrap, load_model))

@@ -4,7 +4,7 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.core.util import _cache  # noqa: F401  (Horovod's name for it)
-from bagua_hvd.tensorflow.variables import native_variable
+from bagua_hvd.tensorflow.graphs import native_variable
 
 _executing_eagerly = tf.executing_eagerly
 

@@ -11,12 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from bagua_hvd.core import native
-from bagua_hvd.tensorflow import private
-from bagua_hvd.tensorflow.dtypes import native_dtype
-from bagua_hvd.tensorflow.graphs import order
-from bagua_hvd.tensorflow.native_ops import library
+from bagua_hvd.tensorflow.graphs import order, xla_custom_call
+from bagua_hvd.tensorflow.native_ops import library, native_dtype
 
-missing = library.bhvd_tf_xla_missing() or (b"" if private.xla_custom_call else b"xla_custom_call_v2")
+missing = library.bhvd_tf_xla_missing() or (b"" if xla_custom_call else b"xla_custom_call_v2")
 
 
 def _check():
@@ -29,7 +27,7 @@ def _check():
 
 def _call(target, text, operands, dtypes, shapes):
     _check()
-    return private.xla_custom_call(
+    return xla_custom_call(
         operands=operands, call_target_name=f"bagua_hvd.{target}", backend_config=text, has_side_effect=True,
         result_dtypes=dtypes, result_shapes=shapes,
     )

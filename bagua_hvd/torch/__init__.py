@@ -12,14 +12,14 @@ from bagua_hvd.job.basics import Adasum, Max, Min, Product, wait_for_gpus
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from bagua_hvd.job.surface import *
 from bagua_hvd.torch import elastic
-from bagua_hvd.torch.clip import clip_grad_norm_
 from bagua_hvd.torch.compression import Compression
-from bagua_hvd.torch.consensus import consensus
 from bagua_hvd.torch.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
+    clip_grad_norm_,
+    consensus,
 )
 from bagua_hvd.torch.load_balancing import LoadBalancingDistributedBatchSampler, LoadBalancingDistributedSampler
 from bagua_hvd.torch.mpi_ops import (
@@ -51,8 +51,7 @@ from bagua_hvd.torch.mpi_ops import (
     sparse_allreduce_async,
     synchronize,
 )
-from bagua_hvd.torch.optimizer import DistributedOptimizer
-from bagua_hvd.torch.qadam import QAdamOptimizer
+from bagua_hvd.torch.optimizer import DistributedOptimizer, QAdamOptimizer
 from bagua_hvd.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [name for name in globals() if not name.startswith("_")]

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.job.basics import Adasum
 from bagua_hvd.job.process_sets import global_process_set
-from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.agreement import optimizer_number
 from bagua_hvd.reduction.weight import check_weighable
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.mpi_ops import grouped_allreduce_

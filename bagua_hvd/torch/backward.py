@@ -30,7 +30,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd.job.basics import Sum
-from bagua_hvd.reduction.numbers import takes_one_of
+from bagua_hvd.reduction.agreement import takes_one_of
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.shards import is_sharded
 

@@ -18,17 +18,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms.base import Algorithm, communication
-from bagua_hvd.core import native
 from bagua_hvd.job import basics
-from bagua_hvd.reduction.numbers import optimizer_number
+from bagua_hvd.reduction.agreement import optimizer_number
 from bagua_hvd.reduction.weight import Weight, check_weighable
-from bagua_hvd.torch.distributed import sparse
+from bagua_hvd.torch.distributed.group import process_set_of
 from bagua_hvd.torch.distributed.options import besides_gradients
-from bagua_hvd.torch.distributed.start import process_set_of
 from bagua_hvd.torch.distributed.works import Waiter, Work
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.optimizer import DistributedOptimizer
 from bagua_hvd.torch.source import multiply
+from bagua_hvd.torch.sparse import SparseSum
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.model import Model, is_of
 from bagua_hvd.training.source import NoSource
@@ -152,10 +151,8 @@ class State:
         model = self._model_of(algorithm)
         self._weigh(tensor, algorithm)
         name = f"{model.name}.{index}.sparse"
-        operation, finish = sparse.begin(
-            tensor, lambda views: basics.context().post(native.ALLGATHER, name, views,
-                                                        process_set=model.group.process_set_id), model.group.size())
-        return name, operation, finish
+        mean = SparseSum(tensor.detach().coalesce(), name, model.group, average=True)
+        return name, mean.operation, functools.partial(mean.write, tensor)
 
     def _dense(self, given, algorithm):
         """Starts to communicate a GradBucket. Returns (name, operation, finish or None)."""
@@ -264,13 +261,6 @@ def _parts(given):
     return [part if part.is_contiguous() else part.as_strided((part.numel(),), (1,)) for part in parts]
 
 
-class _Bucketful(Work):
-    """The Work of one bucket's gradients. DDP wants a future of one tensor."""
-
-    def _value(self):
-        return self._outputs[0]
-
-
 class Hook:
     """See hook()."""
 
@@ -310,7 +300,8 @@ class Hook:
             name, operation, finish = state._dense(bucket, self.algorithm)
         if bucket.is_last():
             state._communicated(self.algorithm)
-        return _Bucketful(operation, [buffer], name, _FOR_EVER, finish).get_future()
+        work = Work(operation, [buffer], name, _FOR_EVER, finish)
+        return work.get_future().then(lambda ended: ended.value()[0])       # DDP wants a future of one tensor
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module,

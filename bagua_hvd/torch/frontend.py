@@ -68,7 +68,6 @@ class TorchPlacement(Placement):
 
 
 class TorchFrontend(Frontend):
-    name = "torch"
     reducible = frozenset(
         {native.INT32, native.INT64, native.FLOAT16, native.FLOAT32, native.FLOAT64, native.BFLOAT16}
     )

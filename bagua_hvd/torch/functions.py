@@ -1,18 +1,20 @@
-"""Broadcasts parameters, optimizer state and Python objects; gathers objects."""
-from collections.abc import Mapping
+"""Broadcasts parameters, optimizer state and Python objects; gathers objects; averages models; clips gradients."""
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bagua_hvd.collectives import objects
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.core.util import doc_from, in_window
 from bagua_hvd.job import basics
+from bagua_hvd.job.basics import Average
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.torch.compiled import eager
-from bagua_hvd.torch.frontend import check_memory, frontend
-from bagua_hvd.torch.mpi_ops import broadcast_async_, synchronize
+from bagua_hvd.torch.frontend import DTYPES, check_memory, frontend
+from bagua_hvd.torch.mpi_ops import broadcast_async_, grouped_allreduce, synchronize
+from bagua_hvd.torch.wrapping import Wrapped
 from bagua_hvd.training.model import weights_broadcast
 
 
@@ -200,3 +202,90 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None,
 @doc_from(objects.allgather_object, "Of all ranks of the job.")
 def allgather_object(obj: Any, name: str | None = None) -> list:
     return objects.allgather_object(obj, name, global_process_set)
+
+
+class consensus:
+    """Sets the floating-point tensors of a model's state_dict() to their mean over the ranks, at once. Collective.
+
+        hvd.consensus(model)                    # from here on all ranks have the mean
+
+        with hvd.consensus(model):              # for this block only: evaluation, a checkpoint
+            evaluate(model)
+
+    With algorithm="async", call `optimizer.algorithm.abort()` before it. Integer buffers (batch norm's
+    num_batches_tracked), those of 8 bits, and those that are not persistent, such as masks, keep their values.
+
+    Args:
+        model: a torch.nn.Module, the same on all ranks. process_set: the ranks that take part.
+    Raises:
+        HorovodInternalError: ranks disagree about the model, or one was lost; the model is as before.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: torch.nn.Module, process_set: ProcessSet = global_process_set) -> None:
+        state = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}     # shared tensors once
+        self._tensors = [tensor.detach() for tensor in state.values() if torch.is_tensor(tensor)
+                         and tensor.is_floating_point() and DTYPES.get(tensor.dtype) in frontend.reducible]
+        means = grouped_allreduce(
+            [tensor.contiguous() for tensor in self._tensors], op=Average, name="consensus", process_set=process_set
+        ) if self._tensors else []
+        self._own = [tensor.clone() for tensor in self._tensors]
+        self._set(means)
+
+    @torch.no_grad()
+    def _set(self, values):
+        for tensor, value in zip(self._tensors, values, strict=True):
+            tensor.copy_(value)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._set(self._own)
+
+
+def clip_grad_norm_(parameters_or_optimizer: torch.optim.Optimizer | torch.Tensor | Iterable[torch.Tensor],
+                    max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+    """Scales reduced gradients so that their norm, over all of them as one vector, is at most max_norm.
+
+    Also sparse ones. For dense ones torch.nn.utils.clip_grad_norm_ does the same.
+
+        loss.backward()
+        hvd.clip_grad_norm_(optimizer, 1.0)
+        optimizer.step()
+
+    With GradScaler, call `scaler.unscale_(optimizer)` before it and `scaler.step(optimizer)` after it.
+
+    Args:
+        parameters_or_optimizer: the DistributedOptimizer: first reduces gradients that no backward pass of this rank
+            has reduced, also with gradients_untouched; all ranks must call it alike. Or parameters, whose gradients are
+            used as they are.
+        max_norm: the largest norm. norm_type: p of the p-norm; float("inf") for the largest magnitude.
+        error_if_nonfinite: raise when the norm is NaN or infinite.
+    Returns:
+        The norm before clipping, a 0-D tensor; equal on all ranks, as the gradients are.
+    Raises:
+        RuntimeError: the norm is not finite and error_if_nonfinite is true; gradients are reduced but not scaled.
+        HorovodInternalError: from the synchronization.
+    """
+    parameters = parameters_or_optimizer
+    if isinstance(parameters, torch.optim.Optimizer):
+        if isinstance(parameters, Wrapped):
+            parameters._complete(agree=False)
+        parameters = [parameter for group in parameters.param_groups for parameter in group["params"]]
+    elif isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    clipped = [_with_dense_gradient(parameter) for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
+
+
+@torch.no_grad()
+def _with_dense_gradient(parameter):
+    """The parameter; if its gradient is sparse, a proxy tensor whose gradient is the memory of the entries."""
+    if not parameter.grad.is_sparse:
+        return parameter
+    parameter.grad = parameter.grad.coalesce()      # adds up entries of the same row: only then do they have a norm
+    values = parameter.grad._values()
+    proxy = torch.empty_like(values)
+    proxy.grad = values
+    return proxy

@@ -1,9 +1,9 @@
 """The collectives over torch tensors, in all of Horovod's variants. The rules are in collectives/rules.py.
 
-A blocking call uses a function of torch/autograd.py only when a gradient may be requested; others call the core
-directly.
+A blocking call makes a node of torch/autograd.py's only when a gradient may be requested.
 """
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import torch
 from torch.autograd.graph import increment_version
@@ -16,7 +16,6 @@ from bagua_hvd.job import basics
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
-from bagua_hvd.torch import sparse
 from bagua_hvd.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,
@@ -30,6 +29,7 @@ from bagua_hvd.torch.autograd import (
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import frontend
+from bagua_hvd.torch.sparse import SparseSum
 
 _basics = basics
 _resolve = handle_average_backwards_compatibility
@@ -39,8 +39,11 @@ _ASYNC_IN_PLACE = "Asynchronous and in place: returns a handle for poll() and sy
 _COMPRESSION = "Compression.none, Compression.fp16 or your own: applied before, undone after."
 
 
-def _wants_gradient(tensors):
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def _differentiable(function, tensors, *arguments):
+    """The result of function.apply(), or where no gradient may be requested of its forward() alone."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return function.apply(*arguments)
+    return function.forward(SimpleNamespace(), *arguments)
 
 
 def _in_place(pending):
@@ -111,14 +114,8 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = No
     op = _resolve(op, average)
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
-    if _wants_gradient(compressed):
-        reduced = HorovodGroupedAllreduce.apply(
-            None, name, op, prescale_factor, postscale_factor, process_set, *compressed
-        )
-    else:
-        reduced = rules.grouped_allreduce(
-            frontend, compressed, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-        ).wait()
+    reduced = _differentiable(HorovodGroupedAllreduce, compressed, None, name, op, prescale_factor, postscale_factor,
+                              process_set, *compressed)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 
@@ -171,14 +168,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str | None, op: int | Non
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not {frontend.type_name(tensor)}.")
     if op not in (Average, Sum):
         raise ValueError("sparse_allreduce_async supports Average and Sum only.")
-    gathered = rules.grouped_allgather(frontend, [*sparse.rows_of(tensor), sparse.shape_row(tensor)], name, process_set)
-
-    def finish():
-        *rows, shapes = gathered.wait()
-        sparse.check_shapes(shapes)
-        return sparse.sum_of(rows, tensor.shape, process_set.size() if op == Average else 1)
-
-    return finish
+    return SparseSum(tensor, name, process_set, op == Average).wait
 
 
 # ---------------------------------------------------------------------------------------------------- allgather ----
@@ -204,9 +194,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     tensors = list(tensors)
-    if _wants_gradient(tensors):
-        return HorovodGroupedAllgather.apply(name, process_set, *tensors)
-    return rules.grouped_allgather(frontend, tensors, name, process_set, blocking=True).wait()
+    return _differentiable(HorovodGroupedAllgather, tensors, name, process_set, *tensors)
 
 
 @eager
@@ -280,12 +268,8 @@ def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: ty
                   op: int | None = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> torch.Tensor:
     compressed, context = compression.compress(tensor)
-    if compressed.requires_grad and torch.is_grad_enabled():
-        reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
-    else:
-        reduced = rules.reducescatter(
-            frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
+    reduced = _differentiable(HorovodReducescatter, [compressed], compressed, name, op, process_set, prescale_factor,
+                              postscale_factor)
     return compression.decompress(reduced, context)
 
 
@@ -307,14 +291,8 @@ def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: str | None = No
                           postscale_factor: float = 1.0) -> list[torch.Tensor]:
     pairs = [compression.compress(tensor) for tensor in tensors]
     compressed = [tensor for tensor, _ in pairs]
-    if _wants_gradient(compressed):
-        reduced = HorovodGroupedReducescatter.apply(
-            name, op, process_set, prescale_factor, postscale_factor, *compressed
-        )
-    else:
-        reduced = rules.grouped_reducescatter(
-            frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
+    reduced = _differentiable(HorovodGroupedReducescatter, compressed, name, op, process_set, prescale_factor,
+                              postscale_factor, *compressed)
     return [compression.decompress(tensor, context) for tensor, (_, context) in zip(reduced, pairs, strict=True)]
 
 

@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,11 +26,33 @@ from bagua_hvd.torch.backward import Backward
 from bagua_hvd.torch.compiled import eager
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.mpi_ops import allreduce, allreduce_async_
-from bagua_hvd.torch.rank_states import STATE_KEY, of_this_rank, places, with_kept
 from bagua_hvd.torch.shards import counterparts
 from bagua_hvd.torch.source import TorchSource, make_overflow, overflow
-from bagua_hvd.torch.wrapping import Wrapped, parameters_by_name, wrapped_class
+from bagua_hvd.torch.wrapping import (
+    STATE_KEY,
+    Wrapped,
+    of_this_rank,
+    parameters_by_name,
+    places,
+    with_kept,
+    wrapped_class,
+)
 from bagua_hvd.training.model import Model
+
+
+class QAdamOptimizer(torch.optim.Adam):
+    """BAGUA's torch.optim.Adam with the length of the warm-up for `algorithm="qadam"` and "onebit_adam".
+
+    Args:
+        warmup_steps: steps of plain Adam before momenta are sent instead of gradients, 1 or more. Others: as in Adam.
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-3, warmup_steps: int = 100,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        if warmup_steps < 1:
+            raise ValueError(f"warmup_steps={warmup_steps!r}: expected 1 or more; momenta need a variance to divide by")
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.warmup_steps = warmup_steps
 
 
 class _Protocol:

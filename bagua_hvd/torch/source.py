@@ -7,15 +7,14 @@ from typing import Any
 
 import torch
 
-from bagua_hvd.collectives import rules
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.job.basics import Sum
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.torch import sparse
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.frontend import DTYPES, frontend
 from bagua_hvd.torch.shards import is_divided, is_sharded, local, sum_up
+from bagua_hvd.torch.sparse import SparseSum
 from bagua_hvd.training.adam import Adam, AdamMember
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.source import Source
@@ -26,18 +25,18 @@ CHANGED = (
 )
 
 
-class _SparseOperation:
-    """Gathers one sparse gradient, its indices and values, in one operation."""
+class _SparseGradient(SparseSum):
+    """The sum or mean of the ranks' sparse gradients of one parameter; wait() gives it to the parameter."""
 
     def __init__(self, parameter, gradient, name, op, process_set):
-        self.parameter = parameter
-        self.divisor = process_set.size() if op != Sum else 1
-        self.gathered = rules.grouped_allgather(frontend, sparse.rows_of(gradient), name, process_set)
+        super().__init__(gradient, name, process_set, op != Sum)
+        self._parameter = parameter
 
     def wait(self):
-        gradient = sparse.sum_of(self.gathered.wait(), self.parameter.shape, self.divisor)
-        if self.parameter.requires_grad or self.parameter.grad is not None:     # see prepare()
-            self.parameter.grad = gradient
+        gradient = super().wait()
+        if self._parameter.requires_grad or self._parameter.grad is not None:       # see prepare()
+            self._parameter.grad = gradient
+        return gradient
 
 
 class _Contiguous:
@@ -367,7 +366,7 @@ class TorchSource(Source):
             multiply(gradient, self.factor)
             if not gradient.is_sparse:
                 gradient = gradient.to_sparse(sparse_dim)
-        return _SparseOperation(parameter, gradient, name, self.op, self.process_set)
+        return _SparseGradient(parameter, gradient, name, self.op, self.process_set)
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -1,32 +1,43 @@
 """Sums sparse COO tensors by gathering their entries: the sum has the entries of every rank."""
-from collections.abc import Sequence
-
 import torch
 
+from bagua_hvd.collectives import rules
 from bagua_hvd.core.exceptions import HorovodInternalError
+from bagua_hvd.job.process_sets import ProcessSet
+from bagua_hvd.torch.frontend import frontend
 
 
-def rows_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and values with one row for each entry, as allgather concatenates them; contiguous."""
-    return tensor._indices().t().contiguous(), tensor._values().contiguous()
+class SparseSum:
+    """The sum of the ranks' tensors, or their mean, in flight: the constructor posts the gathering. Collective.
 
+    Args:
+        tensor: sparse COO, same shape on all ranks, any number of entries. blocking: wait() follows immediately.
+    Attributes:
+        operation: the Operation that wait() waits for.
+    """
 
-def shape_row(tensor: torch.Tensor) -> torch.Tensor:
-    """The shape as a row to gather beside rows_of(), where nothing has compared the ranks' shapes yet."""
-    return tensor._indices().new_tensor([tensor.shape])
+    def __init__(self, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, average: bool,
+                 blocking: bool = False) -> None:
+        # One row for each entry, as allgather concatenates them; and the shape as a row, which nothing else compares.
+        rows = (tensor._indices().t().contiguous(), tensor._values().contiguous(),
+                tensor._indices().new_tensor([tensor.shape]))
+        self._shape = tensor.shape
+        self._divisor = process_set.size() if average else 1
+        self._gathered = rules.grouped_allgather(frontend, rows, name, process_set, blocking)
+        self.operation = self._gathered.operation
 
+    def wait(self) -> torch.Tensor:
+        """Blocks; returns the sum, not coalesced. HorovodInternalError: shapes differ, or a rank was lost."""
+        indices, values, shapes = self._gathered.wait()
+        first, *others = map(tuple, shapes.tolist())
+        for rank, shape in enumerate(others, 1):
+            if shape != first:
+                raise HorovodInternalError(f"Mismatched shapes of sparse tensors: {first} on rank 0, but {shape} on "
+                                           f"rank {rank} of the process set. The same shape is needed on all ranks.")
+        values = values / self._divisor if self._divisor > 1 else values
+        return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
 
-def check_shapes(gathered: torch.Tensor) -> None:
-    """Raises HorovodInternalError unless the shape_row() is the same on all ranks. All ranks raise it."""
-    first, *others = map(tuple, gathered.tolist())
-    for rank, shape in enumerate(others, 1):
-        if shape != first:
-            raise HorovodInternalError(f"Mismatched shapes of sparse tensors: {first} on rank 0, but {shape} on rank "
-                                       f"{rank} of the process set. The same shape is needed on all ranks.")
-
-
-def sum_of(gathered: Sequence[torch.Tensor], shape: torch.Size, divisor: int) -> torch.Tensor:
-    """The sum / divisor, not coalesced, of the rows_of() all ranks."""
-    indices, values = gathered
-    return torch.sparse_coo_tensor(indices.t(), values / divisor if divisor > 1 else values, shape,
-                                   check_invariants=False)
+    @torch.no_grad()
+    def write(self, tensor: torch.Tensor) -> None:
+        """Puts the sum into the tensor, coalesced; see wait()."""
+        tensor.copy_(self.wait().coalesce())    # not tensor.detach(): that is another tensor with the same entries

@@ -1,10 +1,15 @@
-"""The base of every wrapped torch optimizer: its class, the given optimizer's attributes, its parameters' names."""
+"""The base of wrapped torch optimizers: their class, parameter names, and algorithm state in the state_dict."""
 import inspect
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from bagua_hvd.core import objects
+from bagua_hvd.job import basics
+from bagua_hvd.job.process_sets import context_and_id
+from bagua_hvd.training.state import from_bytes, to_bytes
 
 # At run time the optimizer's own class, which need not be torch's, follows this mixin and has the methods.
 if TYPE_CHECKING:
@@ -102,7 +107,6 @@ class Wrapped(_Optimizer):
     def _count_step(self):
         """Tells LR schedulers that were made before wrapping that the optimizer makes steps."""
         self._given._opt_called = True
-        self._given._step_count = getattr(self._given, "_step_count", 0) + 1      # up to torch 2.2
 
 
 def wrapped_class(optimizer: torch.optim.Optimizer, mixin: Any) -> Any:
@@ -146,3 +150,73 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, named_parameters: Any) 
                 + ", ".join(sorted(f"group {own[p].split('.')[1]}, number {own[p].split('.')[2]}" for p in unnamed))
             )
     return [(name, parameter) for name, parameter in pairs if parameter in own]
+
+
+# ------------------------------------------------------------------- the algorithm's state in a state_dict ----
+
+
+# The only key that DistributedOptimizer adds to a state_dict, and only with an algorithm that may have state.
+STATE_KEY = "bagua_hvd"
+_OF_RANKS = "of_ranks"
+
+
+def with_kept(state: dict, kept: dict) -> dict:
+    """A copy of an optimizer's state_dict(), with the state of its algorithm in the first parameter group, as bytes.
+
+    Code that rebuilds a state_dict from its groups and states, such as torch.distributed.checkpoint, keeps it there,
+    and can load it into an optimizer that has made no step.
+    """
+    first, *others = state["param_groups"]
+    return {**state, "param_groups": [{**first, STATE_KEY: to_bytes(kept)}, *others]}
+
+
+def kept_in(state: dict) -> dict:
+    """The state that with_kept() put into a state_dict; {} if none."""
+    kept = state["param_groups"][0].get(STATE_KEY)
+    return from_bytes(kept) if kept else {}
+
+
+def gathered(state: dict, process_set: Any) -> dict:
+    """An optimizer's state_dict() with the algorithm state of every rank instead of only this one's. Collective.
+
+    Args:
+        state: not changed; returned as it is if no rank has algorithm state. If the algorithm never has any, which is
+            equal on all ranks, nothing is sent.
+        process_set: the optimizer's.
+    """
+    if STATE_KEY not in state["param_groups"][0] or basics.size() == 1 or not process_set.included():
+        return state
+    context, id = context_and_id(process_set)
+    of_ranks = objects.allgather_object(context, kept_in(state), "rank_states", id)
+    return with_kept(state, {_OF_RANKS: of_ranks}) if any(of_ranks) else state
+
+
+def of_this_rank(state: dict, process_set: Any) -> dict:
+    """The algorithm state for this rank in a state_dict: its own, or rank 0's if it has none."""
+    kept = kept_in(state)
+    of_ranks = kept.get(_OF_RANKS)
+    if of_ranks is None:
+        return kept
+    place = process_set.rank() if process_set.included() else 0
+    own: dict = of_ranks[place if place < len(of_ranks) else 0]
+    return own
+
+
+def places(kept: dict, names: list, unnamed: dict) -> list:
+    """The index among `names` of each parameter that a state names.
+
+    Args:
+        names: of the optimizer's parameters. unnamed: name in a state that was saved without names -> one of these.
+    Raises:
+        ValueError: a parameter of the state is not among them.
+    """
+    index_of = {name: index for index, name in enumerate(names)}
+    found = [index_of.get(name, index_of.get(unnamed.get(name))) for name in kept["names"]]
+    if None in found:
+        missing = kept["names"][found.index(None)]
+        raise ValueError(
+            f"the checkpoint has state of {kept['algorithm']} for parameter {missing}, and this optimizer has no "
+            f"parameter of this name: pass the named_parameters that it was saved with, or delete "
+            f'"{STATE_KEY}" from the first of its param_groups, and the algorithm starts without its state'
+        )
+    return found

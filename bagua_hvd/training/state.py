@@ -9,11 +9,32 @@ State of gradients has their unit: when the loss scale changes, it is rescaled. 
 this state can be undone (training/model.py).
 """
 import copy
+import io
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles only dicts, lists, numbers, strings and bytes: a checkpoint may come from anybody."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"the state of an algorithm in the checkpoint holds a {module}.{name}, which "
+                                     "bagua_hvd never saves")
+
+
+def to_bytes(state: dict[str, Any]) -> bytes:
+    """An algorithm's state as front ends store it in their checkpoints."""
+    return pickle.dumps(state, 4)
+
+
+def from_bytes(stored: bytes) -> dict[str, Any]:
+    """The inverse of to_bytes(). UnpicklingError: these are not bytes of a state."""
+    state: dict[str, Any] = _Plain(io.BytesIO(stored)).load()
+    return state
 
 
 def _dumped(value: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bagua_hvd.codecs import Codec
-from bagua_hvd.collectives.facts import extremes
+from bagua_hvd.collectives.objects import extremes
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Network
 from bagua_hvd.job import basics

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from bagua_hvd.training.timing import StepTimes
+from bagua_hvd.training.model import StepTimes
 from bagua_hvd.tuning.cost import Cost
 from bagua_hvd.tuning.network import Measured, Network, allreduces, line_bytes
 

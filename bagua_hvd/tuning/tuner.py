@@ -14,14 +14,13 @@ from zlib import crc32
 import numpy as np
 
 from bagua_hvd.codecs import Codec
-from bagua_hvd.collectives.facts import Extremes, extremes
+from bagua_hvd.collectives.objects import Extremes, extremes
 from bagua_hvd.core import native, variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.buckets import Bucket, Member, partition
-from bagua_hvd.training.model import Model
-from bagua_hvd.training.timing import StepTimes, Timing
+from bagua_hvd.training.model import Model, StepTimes, Timing
 from bagua_hvd.tuning.cost import Ranks, allreduced
 from bagua_hvd.tuning.hysteresis import Hysteresis
 from bagua_hvd.tuning.network import Measured, measure, speeds

@@ -19,7 +19,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms, codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad, DoubleSqueeze, PowerSGD, TopK
 from bagua_hvd.job.runtime import runtime
-from bagua_hvd.torch.rank_states import with_kept
+from bagua_hvd.torch.wrapping import with_kept
 from floats import assert_same_bits
 from two_phases import TwoPhases, named
 from workers import (

@@ -46,12 +46,12 @@ def public(module):
 
 # Modules of the classes that scripts use or derive from; other classes that a module imports are not its API.
 OFFERED = tuple(f"{PACKAGE}.{name}" for name in (
-    "job.process_sets", "job.elastic", "core.exceptions", "torch.sync_batch_norm", "torch.qadam", "torch.consensus",
-    "torch.elastic.state", "torch.elastic.sampler", "algorithms.base", "training.buckets", "codecs",
-    "data.data_loader_base", "torch.distributed.group", "torch.distributed.reductions", "torch.distributed.movements",
-    "torch.distributed.options", "torch.compression", "tensorflow.compression", "lightning.strategy",
-    "tensorflow.data.registry", "lightning.fabric", "ray.runner", "ray.elastic", "ray.train", "spark.common.store",
-    "spark.common.estimator", "spark.torch",
+    "job.process_sets", "job.elastic", "core.exceptions", "torch.sync_batch_norm", "torch.optimizer",
+    "torch.functions", "torch.elastic.state", "torch.elastic.sampler", "algorithms.base", "training.buckets", "codecs",
+    "data.data_loader_base", "torch.distributed.group", "torch.distributed.operations", "torch.distributed.options",
+    "torch.compression", "tensorflow.compression", "lightning.strategy", "tensorflow.data.compute_service",
+    "ray.runner", "ray.elastic", "ray.train", "spark.common.store", "spark.common.estimator",
+    "spark.torch",
 ))
 
 

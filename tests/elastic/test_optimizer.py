@@ -37,7 +37,7 @@ def test_optimizers_made_before_and_after_a_reset_go_together(growing_job):
 
 
 def test_sync_gives_numbers_of_rank_0(growing_job):
-    from bagua_hvd.reduction.numbers import share_numbers
+    from bagua_hvd.reduction.agreement import share_numbers
 
     _, optimizer = make()
     late = optimizer.reducer
@@ -48,7 +48,7 @@ def test_sync_gives_numbers_of_rank_0(growing_job):
 
 
 def test_sync_matches_optimizers_outside_of_the_state_by_their_parameters(growing_job):
-    from bagua_hvd.reduction.numbers import share_numbers, takes_one_of
+    from bagua_hvd.reduction.agreement import share_numbers, takes_one_of
 
     def make_wide():
         model = torch.nn.Linear(5, 1)

@@ -5,8 +5,8 @@ import pytest
 
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd import algorithms
-from bagua_hvd._keras import checkpoint
 from bagua_hvd.codecs import block
+from bagua_hvd.training.state import from_bytes, to_bytes
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 BATCH = 4           # of 20 rows: 5 steps
@@ -150,8 +150,6 @@ def test_a_saved_training_goes_on(run_ranks, tmp_path):
     run_ranks(3, of_another_rank, arguments=arguments)
 
 
-def test_what_json_does_not_hold():
-    state = [{"sparse": {3: 1}, "data": b"\x00\xff", "list": [1, 2.5, None, True, b""]}, {}, np.int64(7), float("inf")]
-    blobs = []
-    tree = checkpoint._to_tree(state, blobs)
-    assert checkpoint._from_tree(tree, blobs.__getitem__) == state
+def test_bytes_of_a_state():
+    state = {"states": [{"sparse": {3: 1}, "data": b"\x00\xff", "list": [1, 2.5, None, True, b""]}, {}, float("inf")]}
+    assert from_bytes(to_bytes(state)) == state

@@ -4,7 +4,7 @@ import torch
 
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
-from bagua_hvd.torch.rank_states import kept_in, with_kept
+from bagua_hvd.torch.wrapping import kept_in, with_kept
 from lightning_training import Manual, Model, Unscheduled, data, ours, pl, trainer, weights
 
 # One algorithm of each kind.

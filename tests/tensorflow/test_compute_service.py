@@ -93,8 +93,12 @@ def test_dispatchers_among_the_training_tasks(run_ranks, tmp_path):
 
 
 def read_by_ipv6():
-    from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn, send_to_data_service
-    from bagua_hvd.tensorflow.data.registry import Registry
+    from bagua_hvd.tensorflow.data.compute_service import (
+        Registry,
+        TfDataServiceConfig,
+        compute_worker_fn,
+        send_to_data_service,
+    )
 
     with Registry(b"secret", "::1") as registry:
         config = TfDataServiceConfig(1, 1, "compute", [["::1", registry.port]], b"secret")
@@ -129,7 +133,7 @@ def check_config(path):
 
 
 def check_registry():
-    from bagua_hvd.tensorflow.data.registry import Address, Attach, Client, Dispatcher, Finished, Registry
+    from bagua_hvd.tensorflow.data.compute_service import Address, Attach, Client, Dispatcher, Finished, Registry
 
     with Registry(b"secret") as registry:
         at = [["127.0.0.1", registry.port]]

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from bagua_hvd.tensorflow import graphs, private, sync_batch_norm, xla
+from bagua_hvd.tensorflow import graphs, sync_batch_norm, xla
 from bagua_hvd.tensorflow.data import compute_service
 
 tf_keras = None
@@ -17,7 +17,7 @@ try:
     import tf_keras
 except ImportError:     # there is none for nightly builds
     pass
-PACKAGE = Path(private.__file__).parents[1]
+PACKAGE = Path(graphs.__file__).parents[1]
 FOLDERS = ("tensorflow", "_keras", "keras", "spark/keras")
 
 
@@ -51,7 +51,7 @@ USED = {
         "_get_variable_index _get_current_learning_rate _momentums _velocities _use_weight_decay"),
     "RMSprop of Keras": (
         lambda: built(keras.optimizers.RMSprop(momentum=0.9), keras.Variable(0.0)), "_keras/legacy.py", "_momentums"),
-    "a model of Keras": (lambda: keras.Sequential(), "_keras/every_step.py", "_flatten_layers _trainable_variables"),
+    "a model of Keras": (lambda: keras.Sequential(), "_keras/elastic.py", "_flatten_layers _trainable_variables"),
     "keras.callbacks.ModelCheckpoint": (
         lambda: keras.callbacks.ModelCheckpoint, "_keras/callbacks.py", "_save_model"),
     "BatchNormalization of Keras": (
@@ -83,9 +83,9 @@ USED = {
 }
 
 
-@pytest.mark.parametrize("name", private.NAMES)
+@pytest.mark.parametrize("name", graphs.NAMES)
 def test_tensorflow(name):
-    assert private.find(name) is not None, f"TensorFlow {tf.__version__} has no {name}: {private.NAMES[name]}"
+    assert graphs.find(name) is not None, f"TensorFlow {tf.__version__} has no {name}: {graphs.NAMES[name]}"
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, use in USED.items() for name in use[-1].split()])
@@ -129,9 +129,9 @@ def test_all_are_listed():
 
 
 def test_without(monkeypatch):
-    assert private.find("tensorflow.python.nowhere.nothing") is None
+    assert graphs.find("tensorflow.python.nowhere.nothing") is None
     for name in ("in_xla_context", "add_control_input"):
-        monkeypatch.setattr(private, name, None)
+        monkeypatch.setattr(graphs, name, None)
 
     @tf.function
     def traced(x):

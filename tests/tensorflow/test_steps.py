@@ -338,7 +338,7 @@ def numbers():
 
     import bagua_hvd.tensorflow as hvd
     from bagua_hvd.job.runtime import runtime
-    from bagua_hvd.reduction.numbers import share_numbers
+    from bagua_hvd.reduction.agreement import share_numbers
     from bagua_hvd.reduction.options import GradientOptions
     from bagua_hvd.tensorflow.reduction import Reduction
 

@@ -5,7 +5,7 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.core import native
-from bagua_hvd.reduction.layout import Layout
+from bagua_hvd.reduction.window import Layout
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model
 from bagua_hvd.training.source import NoSource

@@ -18,7 +18,7 @@ from torch import nn
 import bagua_hvd.torch as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.algorithms import ByteGrad, DoubleSqueeze
-from bagua_hvd.torch.rank_states import kept_in
+from bagua_hvd.torch.wrapping import kept_in
 from every_algorithm import ADAM, ARGUMENTS, ASYNC, LOCAL
 from every_algorithm import NAMES as ALGORITHMS
 

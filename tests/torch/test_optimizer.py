@@ -13,7 +13,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import Algorithm, ByteGrad
 from bagua_hvd.primitives import c_fp_s
-from bagua_hvd.torch.rank_states import kept_in
+from bagua_hvd.torch.wrapping import kept_in
 from diloco import whole_diloco
 
 

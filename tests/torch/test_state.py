@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import bagua_hvd.torch as hvd
-from bagua_hvd.torch.rank_states import STATE_KEY, kept_in
+from bagua_hvd.torch.wrapping import STATE_KEY, kept_in
 from diloco import WHOLE, whole_diloco
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"

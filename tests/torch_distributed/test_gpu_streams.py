@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bagua_hvd.core.device import DeviceView
-from bagua_hvd.torch.distributed import movements, point_to_point, works
+from bagua_hvd.torch.distributed import operations, point_to_point, works
 from bagua_hvd.torch.frontend import TorchFrontend
 
 pytestmark = pytest.mark.timeout(60)
@@ -171,12 +171,12 @@ def test_a_small_message_that_nccl_leaves_on_the_gpu(monkeypatch):
 
 
 def test_parts_that_nccl_leaves_on_the_gpu(monkeypatch):
-    monkeypatch.setattr(movements, "frontend", frontend := PosingFrontend())
+    monkeypatch.setattr(operations, "frontend", frontend := PosingFrontend())
     outputs = [torch.empty(2), torch.empty(3)]
     like = torch.ones(2)
     group = SimpleNamespace(_place=lambda rank: rank)
-    movements.Movements._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like,
-                                    dict(enumerate(outputs)), "all_gather", {0: 2, 1: 3})
+    operations.Operations._take_parts(group, OnGpu(torch.arange(5.0)), [frontend.view(like)], like,
+                                      dict(enumerate(outputs)), "all_gather", {0: 2, 1: 3})
     assert [output.tolist() for output in outputs] == [[0, 1], [2, 3, 4]]
 
 

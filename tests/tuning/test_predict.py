@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bagua_hvd.algorithms import ByteGrad, GradientAllReduce
 from bagua_hvd.core import native
 from bagua_hvd.primitives import block, float16, minmax_uint8
-from bagua_hvd.training.timing import StepTimes
+from bagua_hvd.training.model import StepTimes
 from bagua_hvd.tuning import network as network_module
 from bagua_hvd.tuning.cost import Ranks, allreduced, coded
 from bagua_hvd.tuning.hysteresis import FIRST_PERCENT, GAIN_PERCENT, STAYS_STEPS, Hysteresis

@@ -26,7 +26,7 @@ def _train(module, task):
 
     import bagua_hvd.torch as hvd
     from bagua_hvd.lightning import BaguaStrategy
-    from bagua_hvd.lightning.packages import of_pytorch
+    from bagua_hvd.lightning.environment import of_pytorch
 
     hvd.init()
     rows, validation = task.rows(hvd.rank(), hvd.size())

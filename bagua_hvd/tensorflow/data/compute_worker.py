@@ -17,8 +17,7 @@ from bagua_hvd.job import probe
 from bagua_hvd.job.channel import HOROVOD_SECRET_KEY
 from bagua_hvd.job.environment import get_env_rank_and_size
 from bagua_hvd.job.server import EVERY_INTERFACE
-from bagua_hvd.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
-from bagua_hvd.tensorflow.data.registry import Registry
+from bagua_hvd.tensorflow.data.compute_service import Registry, TfDataServiceConfig, compute_worker_fn
 
 _POLL_SECONDS = 0.1
 

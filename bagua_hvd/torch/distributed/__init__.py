@@ -5,9 +5,8 @@
 See docs/torch-distributed.md.
 """
 from bagua_hvd import register_with_torch as _register
-from bagua_hvd.torch.distributed.group import ProcessGroup
+from bagua_hvd.torch.distributed.group import ProcessGroup, process_set_of
 from bagua_hvd.torch.distributed.options import Options
-from bagua_hvd.torch.distributed.start import process_set_of
 
 __all__ = ["Options", "ProcessGroup", "process_set_of"]
 

@@ -1,4 +1,10 @@
-"""The base of a group's operations: its ranks, the names of operations, posting them and returning Works."""
+"""The base of a group: its ranks, posting of operations, their names and Works, and groups of other devices.
+
+In groups such as "cpu:bagua,cuda:nccl" another backend serves some device. torch takes a process group that is written
+in Python as the whole group and ignores other names in the string. So this module makes the other groups, when the
+first tensor of their device comes: on all ranks, since these call alike.
+"""
+import functools
 import inspect
 import itertools
 import os
@@ -8,13 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bagua_hvd.core import native
+from bagua_hvd.core import objects
 from bagua_hvd.job import basics, process_sets
 from bagua_hvd.torch.compiled import uncompiled
 from bagua_hvd.torch.distributed.options import Options
 from bagua_hvd.torch.distributed.point_to_point import PointToPoint
 from bagua_hvd.torch.distributed.works import Waiter, Work
-from bagua_hvd.torch.frontend import frontend
+
+_GROUPS = {"gloo": "ProcessGroupGloo", "nccl": "ProcessGroupNCCL"}
 
 
 class Group(dist.ProcessGroup):
@@ -22,8 +29,10 @@ class Group(dist.ProcessGroup):
 
     Args:
         store: the group's own torch store. rank: in the group. ranks: their ranks in the job, in the group's order.
-        timeout: of its operations, a timedelta. options: Options or None. started: see start.stop().
+        timeout: of its operations, a timedelta. options: Options or None. started: see stop().
     """
+
+    _backends: dict[str, str] | None = None     # by device
 
     def __init__(self, store: Any, rank: int, ranks: Any, timeout: Any, options: Any = None,
                  started: int | None = None) -> None:
@@ -41,7 +50,9 @@ class Group(dist.ProcessGroup):
         # Index of each group rank among the ranks of the process set, which are in job order; None: the same order.
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._places: list[int] | None = None if order == sorted(order) else [order.index(i) for i in range(len(ranks))]
-        self._key = self._agree_on_key()
+        # No other group has or had it: the first rank chooses.
+        self._key = objects.broadcast_object(self._context, os.urandom(8).hex(), ranks[0], rank == 0, "c10d.key",
+                                             self._id)
         # The given store may hold entries of an earlier attempt of the job, or of another group with this name.
         self._store = dist.PrefixStore(f"bagua_hvd/{self._key}", store)
         self._numbers = itertools.count()
@@ -51,18 +62,16 @@ class Group(dist.ProcessGroup):
         self._point_to_point = PointToPoint(self._context, self._key, rank, ranks, self._id)
 
     def __init_subclass__(cls, **keywords):
-        """Excludes the methods from torch.compile, which cannot trace them; DDP calls some within compiled models."""
+        """Lets c10d's methods call the group of their device, by the names that this version of torch has.
+
+        Excludes all methods from torch.compile, which cannot trace them; DDP calls some within compiled models.
+        """
         super().__init_subclass__(**keywords)
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method):
+                if hasattr(dist.ProcessGroup, name):
+                    method = _on_its_device(name, method)
                 setattr(cls, name, uncompiled(method))
-
-    def _agree_on_key(self):
-        """A key that no other group has or had, chosen by the group's first rank."""
-        key = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-        if len(self._ranks) > 1:
-            self._post(native.BROADCAST, "c10d.key", [frontend.view(key, key)], root_rank=self._ranks[0]).wait()
-        return bytes(key.tolist()).hex()
 
     def _seconds(self, opts):
         timeout = getattr(opts, "timeout", None)
@@ -92,3 +101,64 @@ class Group(dist.ProcessGroup):
 
     def _place(self, rank):
         return rank if self._places is None else self._places[rank]
+
+    # ------------------------------------------------------------------------------------ groups of other devices ----
+
+    def _map_backends(self):
+        """The backend of each device; empty if the group is not registered yet."""
+        if self._backends is None:
+            config = dist.distributed_c10d._world.pg_backend_config.get(self)
+            if config is None:
+                return {}
+            self._backends = dist.BackendConfig(dist.Backend(config)).get_device_backend_map()
+            self._others: dict[str, dist.ProcessGroup] = {}     # by backend
+        return self._backends
+
+    @property
+    def _device_types(self):        # torch asks whether the group serves the CPU
+        return [torch.device(name) for name in self._map_backends()]
+
+    @uncompiled
+    def _get_backend(self, device):
+        return self._other_on(device) or self
+
+    def _other_on(self, device):
+        """The group for the device; None: this one."""
+        backend = self._map_backends().get(device.type, "bagua")
+        if backend == "bagua":
+            return None
+        if backend not in self._others:
+            self._others[backend] = self._make(backend, device)
+        return self._others[backend]
+
+    def _make(self, backend, device):
+        if backend not in _GROUPS or not hasattr(dist, _GROUPS[backend]):
+            raise ValueError(f'backend "bagua" can be combined with {" and ".join(_GROUPS)}, not with {backend!r} for '
+                             f"{device.type} (or this torch has none)")
+        store = dist.PrefixStore(f"{device.type}/{backend}", self._store)
+        group = dist.ProcessGroup(store, self._rank, len(self._ranks))
+        kind = getattr(dist.ProcessGroup.BackendType, backend.upper())
+        own = getattr(dist, _GROUPS[backend])(store, self._rank, len(self._ranks), timedelta(seconds=self._timeout))
+        group._set_default_backend(kind)
+        group._register_backend(torch.device(device.type), kind, own)
+        return group
+
+
+def _on_its_device(name, method):
+    """A method that is called on the group for the device of its first dense tensor."""
+
+    @functools.wraps(method)
+    def call(self, *arguments, **keywords):
+        tensor = _first_tensor((*arguments, *keywords.values()))
+        other = None if tensor is None or tensor.is_sparse else self._other_on(tensor.device)
+        return method(self, *arguments, **keywords) if other is None else getattr(other, name)(*arguments, **keywords)
+
+    return call
+
+
+def _first_tensor(given):
+    for each in given:
+        found = _first_tensor(each) if isinstance(each, (list, tuple)) else each
+        if isinstance(found, torch.Tensor):
+            return found
+    return None

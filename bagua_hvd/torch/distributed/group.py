@@ -8,19 +8,81 @@ Rows: the core gets gathered or reduced data as one row per rank, and all rows m
 ranks that disagree get both shapes in the error, and results go directly to the caller's tensors. Where sizes may
 differ (alltoall, gather, scatter), the core allocates the results.
 """
+import threading
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from bagua_hvd.core import native
+from bagua_hvd.core import native, variables
 from bagua_hvd.job import basics
-from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.torch.distributed import start, tensors
+from bagua_hvd.job.join import default_group, join_group
+from bagua_hvd.job.process_sets import ProcessSet, of_members
+from bagua_hvd.torch.distributed.operations import Operations, Tensors, copying, dense, movable
 from bagua_hvd.torch.distributed.options import Options
-from bagua_hvd.torch.distributed.reductions import Reductions
-from bagua_hvd.torch.distributed.tensors import Tensors, dense
 from bagua_hvd.torch.distributed.works import CombinedWork, Work
+
+_lock = threading.Lock()
+
+
+def start(store: Any, rank: int, size: int, seconds: float) -> Any:
+    """Ensures that the runtime runs, with this rank and size. Collective over the default group.
+
+    Args:
+        store: of the group. seconds: timeout for the ranks to find each other.
+    Returns:
+        The number of this init() for stop(), or None if the runtime was already running.
+    Raises:
+        ValueError: it runs with another rank or size, or the ranks did not find each other.
+    """
+    with _lock:
+        if basics.is_initialized():
+            _check(rank, size)
+            return None
+        if not basics.placed_by_baguarun():
+            membership = join_group(store, rank, size, seconds)
+            if not variables.given("HOROVOD_START_TIMEOUT"):
+                membership.variables["HOROVOD_START_TIMEOUT"] = f"{seconds:g}"
+            basics.runtime.membership = membership
+        basics.init()
+        _check(rank, size)
+        return basics.runtime.inits
+
+
+def _check(rank, size):
+    if (basics.rank(), basics.size()) != (rank, size):
+        raise ValueError(
+            f"this process is rank {rank} of {size} to torch.distributed, but rank {basics.rank()} of {basics.size()} "
+            "to bagua_hvd: start both by the same launcher, or call init_process_group() before hvd.init()"
+        )
+
+
+def stop(number: int | None) -> None:
+    """Shuts down the runtime if it still runs since this start(), and the user has not called hvd.init(), too."""
+    with _lock:
+        if number == basics.runtime.inits and basics.is_initialized() and not basics.runtime.init_repeated:
+            basics.shutdown()
+
+
+def process_set_of(group: Any = None) -> ProcessSet:
+    """The ProcessSet of a torch.distributed group's ranks, on any backend; collective over the group.
+
+    Starts the runtime if it is not running; then it is collective over all ranks.
+
+    Args:
+        group: a torch.distributed group; None: the default one.
+    Raises:
+        ValueError: there is no process group yet, or the ranks of torch.distributed are not those of bagua_hvd.
+    """
+    default = default_group()
+    if default is None:
+        raise ValueError("process_set_of() is for groups of torch.distributed: call init_process_group() first")
+    _, rank, size = default
+    if not basics.is_initialized():
+        basics.init()
+    _check(rank, size)
+    ranks = sorted(dist.get_process_group_ranks(group or dist.group.WORLD))
+    return of_members(basics.context(), ranks, size)
 
 
 def create(backend_options: Any, options: Any) -> Any:
@@ -33,15 +95,15 @@ def create(backend_options: Any, options: Any) -> Any:
             raise ValueError('the first group of backend "bagua" must have all ranks: call '
                              'init_process_group("bagua"), or hvd.init() on every rank before new_group()')
         ranks = []
-    started = None if ranks else start.start(store, rank, size, timeout.total_seconds())
+    started = None if ranks else start(store, rank, size, timeout.total_seconds())
     try:
         return ProcessGroup(store, rank, ranks or list(range(size)), timeout, options, started)
     except BaseException:
-        start.stop(started)
+        stop(started)
         raise
 
 
-class ProcessGroup(Reductions):
+class ProcessGroup(Operations):
     """Some ranks of the job; see Group."""
 
     # ------------------------------------------------------------------------------------------- properties ----
@@ -87,7 +149,7 @@ class ProcessGroup(Reductions):
     set_timeout = _set_default_timeout
 
     def shutdown(self) -> None:
-        start.stop(self._started)
+        stop(self._started)
 
     def abort(self) -> None:
         """If this group started the runtime, ends operations in flight on all ranks, as a lost rank would."""
@@ -129,7 +191,7 @@ class ProcessGroup(Reductions):
 
     def send(self, given: Tensors, rank: int, tag: int = 0) -> Work:
         tensor = dense(self._one(given, "send"))
-        operation = self._point_to_point.send(tensors.movable(tensor), rank, tag)
+        operation = self._point_to_point.send(movable(tensor), rank, tag)
         return self._work(operation, given, f"send to rank {rank} with tag {tag}")
 
     def recv(self, given: Tensors, rank: int, tag: int = 0) -> Work:
@@ -141,9 +203,9 @@ class ProcessGroup(Reductions):
     def _receive(self, given, receive, what, *arguments):
         tensor = self._one(given, "recv")
         result = dense(tensor)
-        message = receive(tensors.movable(result), *arguments)
+        message = receive(movable(result), *arguments)
         work = self._work(message, given, what, None, message.take, source=lambda: message.source)
-        return work.then(tensors.copying([tensor], [result]), given)
+        return work.then(copying([tensor], [result]), given)
 
     def barrier(self, opts: Any = None) -> Work:
         name, what = self._begin("barrier")

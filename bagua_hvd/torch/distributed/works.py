@@ -234,17 +234,13 @@ class Work(_Work):
             self._end()
             self._complete(future)
 
-    def _value(self):
-        """The value of the future."""
-        return self._outputs
-
     def _complete(self, future):
         if self._error is not None:
             future.set_exception(self._error)
             return
         if self._gpu is not None:
             self._gpu.join()
-        future.set_result(self._value())
+        future.set_result(self._outputs)
 
 
 class CombinedWork:
