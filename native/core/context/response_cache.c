@@ -159,20 +159,14 @@ uint32_t coordinator_cache_store(struct response_cache *cache, struct request *c
     return entry->cached.id;
 }
 
-struct response_cache *response_cache_create(int capacity)
+void response_cache_init(struct response_cache *cache, int capacity)
 {
-    struct response_cache *cache = calloc(1, sizeof *cache);
-    if (cache)
-        *cache = (struct response_cache){.capacity = capacity > 0 ? (size_t)capacity : 0, .own.free = own_free,
-                                         .coordinator.free = coordinator_free};
-    return cache;
+    *cache = (struct response_cache){.capacity = capacity > 0 ? (size_t)capacity : 0, .own.free = own_free,
+                                     .coordinator.free = coordinator_free};
 }
 
-void response_cache_destroy(struct response_cache *cache)
+void response_cache_fini(struct response_cache *cache)
 {
-    if (!cache)
-        return;
     lru_fini(&cache->own);
     lru_fini(&cache->coordinator);
-    free(cache);
 }

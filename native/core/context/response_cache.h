@@ -70,9 +70,8 @@ struct response_cache {
     uint32_t next_id;
 };
 
-// NULL: no memory.
-struct response_cache *response_cache_create(int capacity);
-void response_cache_destroy(struct response_cache *cache);
+void response_cache_init(struct response_cache *cache, int capacity);
+void response_cache_fini(struct response_cache *cache);
 
 // Replaces the entry of the name. Without room (all are in use) or memory it is not cached.
 void response_cache_store(struct response_cache *cache, uint32_t id, const struct operation_key *key, const struct bytes *request,

@@ -191,14 +191,14 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
 static bhvd_status on_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: another rank's request can end an agreement, and free the entry.
-    struct coordinator_entry *entry = lru_find_id(&ctx->cache->coordinator, id);
+    struct coordinator_entry *entry = lru_find_id(&ctx->cache.coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator->requesting_rank = rank;
     if (index < 0)
         return response_send_cache_miss(ctx, rank, id);
     if (!entry->cached.user)                    // for the first rank's request only, so the others need not update the order
-        lru_touch(&ctx->cache->coordinator, &entry->cached);
+        lru_touch(&ctx->cache.coordinator, &entry->cached);
     return on_request(ctx, rank, entry->requests[index], entry);
 }
 
@@ -268,7 +268,7 @@ static bhvd_status on_inline(bhvd_context *ctx, const int *ranks, int count, str
     if (!item.values || count != 1)
         return BHVD_ERR_PROTOCOL;
     bhvd_status status = on_cached_request(ctx, ranks[0], item.id);
-    const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache->coordinator, item.id);
+    const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache.coordinator, item.id);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
     const int member = set ? process_set_index(set, ranks[0]) : -1;
@@ -413,7 +413,7 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
         if (pending->key.process_set == process_set)
             end_pending(ctx, pending, &error);
     }
-    struct lru_cache *cache = &ctx->cache->coordinator;
+    struct lru_cache *cache = &ctx->cache.coordinator;
     for (struct lru_entry *entry = cache->oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
         if (entry->key.process_set == process_set)

@@ -20,11 +20,11 @@ static struct bhvd_operation *user_of(const struct cache_entry *entry)
 static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_operation *op)
 {
     struct operation_key key = operation_key_of(op);
-    struct cache_entry *entry = ctx->cache->capacity ? lru_find(&ctx->cache->own, &key) : NULL;
+    struct cache_entry *entry = ctx->cache.capacity ? lru_find(&ctx->cache.own, &key) : NULL;
     if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
         lru_pin(&entry->cached, &op->cached);
-        lru_touch(&ctx->cache->own, &entry->cached);
+        lru_touch(&ctx->cache.own, &entry->cached);
         ctx->counters.cache_hits++;
         if (inline_payload_applies(ctx, op)) {
             inline_payload_put(out, entry->cached.id, op->coll.tensors[0].src, op->coll.tensors[0].nbytes);
@@ -77,13 +77,13 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
 
 bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
 {
-    struct cache_entry *entry = lru_find_id(&ctx->cache->own, bytes_take_u32(&r));
+    struct cache_entry *entry = lru_find_id(&ctx->cache.own, bytes_take_u32(&r));
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
     if (r.failed || (op && op->phase >= OPERATION_AGREED))      // a response used this very id
         return BHVD_ERR_PROTOCOL;
     if (op) {
-        lru_remove(&ctx->cache->own, &entry->cached);
+        lru_remove(&ctx->cache.own, &entry->cached);
         relay_put_request(ctx, &out, ITEM_RESENT, op);
     } else {
         bytes_put_u8(&out, ITEM_RESENT);
@@ -288,7 +288,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     }
     if (id && !op->coll.is_proxy) {
         const struct operation_key own = operation_key_of(op);
-        response_cache_store(ctx->cache, id, &own, &op->request, op->response_numbers, count);
+        response_cache_store(&ctx->cache, id, &own, &op->request, op->response_numbers, count);
     }
     *out = op;
     return BHVD_OK;
@@ -297,7 +297,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
 // NULL: it has ended, on all ranks, because its process set was removed.
 static struct bhvd_operation *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    struct cache_entry *entry = lru_find_id(&ctx->cache->own, id);
+    struct cache_entry *entry = lru_find_id(&ctx->cache.own, id);
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     if (op) {
         op->response_numbers = entry->numbers;
@@ -364,7 +364,7 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
     uint32_t count = bytes_take_u32(&r);
     // Each item takes some bytes, or is an id that this rank knows.
     if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
-        count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
+        count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
         return BHVD_ERR_PROTOCOL;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->colls[0]);
     if (!execution)

@@ -156,9 +156,9 @@ static bhvd_status signal_neighbors(bhvd_context *ctx, const struct pairwise_ent
 static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry, int departed)
 {
     const bhvd_status status = signal_neighbors(ctx, entry, FRAME_PAIRWISE_REVOKE, entry->number, departed);
-    struct cache_entry *own = lru_find(&ctx->cache->own, &entry->cached.key);
+    struct cache_entry *own = lru_find(&ctx->cache.own, &entry->cached.key);
     if (own && !own->cached.user)
-        lru_remove(&ctx->cache->own, &own->cached);
+        lru_remove(&ctx->cache.own, &own->cached);
     entry->is_revoked = true;
     return status;
 }

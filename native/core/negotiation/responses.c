@@ -244,8 +244,8 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
         }
         return false;
     }
-    if (all && ctx->cache->capacity && !OPERATION_TRAITS[first->kind].changes_sets)
-        id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
+    if (all && ctx->cache.capacity && !OPERATION_TRAITS[first->kind].changes_sets)
+        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
     put_header(out, &pending->key, id, BHVD_OK);
     return true;
 }
