@@ -114,8 +114,7 @@ void bhvd_completions_destroy(bhvd_completions *list)
 
 static bool operation_has_key(const struct table_node *node, const void *arg)
 {
-    const struct operation_key key = operation_key_of(TABLE_CONTAINER(node, struct bhvd_operation, by_name));
-    return operation_key_equals(&key, arg);
+    return operation_key_equals(&TABLE_CONTAINER(node, struct bhvd_operation, by_name)->key, arg);
 }
 
 struct bhvd_operation *operation_find_locked(bhvd_context *ctx, const struct operation_key *key)
