@@ -77,66 +77,6 @@ void allgather_schedule(struct schedule *schedule, const struct network_cost *ne
         schedule_allgather_direct(schedule, part);
 }
 
-// ---------------------------------------------------------------------------------------------------- in shared memory
-
-// Allgather in shared memory: each member copies in the next piece of its part, and copies out the others' to their offsets.
-
-// Copies to the vector's destinations, from offset `offset` on.
-static void put(kernel_copy_fn copy, const struct span_list *dst, size_t offset, const unsigned char *from, size_t nbytes)
-{
-    struct span_cursor cursor = span_cursor_at(dst, offset);
-    for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, from += s.nbytes) {
-        if (s.dst != from)
-            copy(s.dst, from, s.nbytes);
-    }
-}
-
-static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
-{
-    const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
-    const struct group *group = pipeline->group;
-    shared_put(exec, shared_buffer(exec, pipeline, group->rank, block), g->src + block * SHM_BUFFER_BYTES,
-               shared_block(g->part[group->rank], block));
-}
-
-static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
-{
-    const struct allgather_pipeline *g = (const struct allgather_pipeline *)pipeline;
-    const struct group *group = pipeline->group;
-    for (int k = 1; k < group->size; k++) {
-        int i = (group->rank + k) % group->size;      // each rank begins with a different member
-        size_t offset = block * SHM_BUFFER_BYTES;
-        for (int j = 0; j < i; j++)
-            offset += g->part[j];
-        put(g->copy, g->dst, offset, shared_buffer(exec, pipeline, i, block), shared_block(g->part[i], block));
-    }
-}
-
-static const struct shared_steps STEPS = {.copy_in = copy_in, .copy_out = copy_out};
-
-void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
-                     const struct span_list *dst, const size_t *part)
-{
-    size_t longest = 0, total = 0, offset = 0;
-    for (int i = 0; i < group->size; i++) {
-        longest = part[i] > longest ? part[i] : longest;
-        offset += i < group->rank ? part[i] : 0;
-        total += part[i];
-    }
-    *g = (struct allgather_pipeline){.src = src, .dst = dst, .part = part, .copy = shared_copy(exec, total)};
-    put(g->copy, dst, offset, src, part[group->rank]);
-    executor_count_shared(exec, part[group->rank] * (size_t)(group->size - 1), total - part[group->rank]);
-    pipeline_begin(&g->pipeline, group, slot, group->size > 1 ? shared_blocks(longest) : 0, &STEPS);
-}
-
-bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src, const struct span_list *dst,
-                             const size_t *part)
-{
-    struct allgather_pipeline g;
-    allgather_begin(&g, exec, group, 0, src, dst, part);
-    return pipeline_execute(exec, &g.pipeline);
-}
-
 // -------------------------------------------------------------------------------------------------------- hierarchical
 
 // Hierarchical allgather. Each part crosses to every other host once: member j sends it to the host's member j modulo the number of
@@ -146,24 +86,28 @@ bhvd_status allgather_shared(struct executor *exec, struct group *group, const v
 
 enum { SLICES = 16 };                   // at most, per part
 
-// A round covers members of one host from `first` on; each member here distributes the part of one of them.
-struct round {
-    int host, first;
-};
-
-// A piece is one slice of the parts of one round. Pieces are ordered by round, then by slice.
+// A piece is one slice of the parts of one round, which covers members of one host from `first` on; each member here distributes
+// the part of one of them. Pieces are ordered by round, this host's first, then by slice.
 struct allgather {
     const struct group *group;
     const struct hierarchy *h;
     size_t *part, *offset;              // by position, offset: of its part in the output
     size_t slice, slices;               // bytes, whole segments; number per part
-    struct round *rounds;               // at most one per member
+    int rounds;                         // per host: the last ones of a small host are empty
     struct span_list list;              // of a piece: where each local member's goes ...
     size_t *local_part;                 // ... and its bytes
-    struct allgather_pipeline distributing;
+    struct exchange_pipeline distributing;
 };
 
-static struct round round_of(const struct allgather *g, int piece) { return g->rounds[(size_t)piece / g->slices]; }
+struct round {
+    int host, first;
+};
+
+static struct round round_of(const struct allgather *g, int piece)
+{
+    const int round = piece / (int)g->slices, hosts = g->h->hosts;
+    return (struct round){(g->h->host + hosts - round / g->rounds) % hosts, round % g->rounds * g->h->local->size};
+}
 
 // A slice of the part of the member at this position in the group; nbytes 0 at position -1.
 static struct byte_range slice_of(const struct allgather *g, int piece, int position)
@@ -221,18 +165,6 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     return &g->distributing.pipeline;
 }
 
-// Lists the rounds, this host's first, and returns their number.
-static size_t list_rounds(const struct hierarchy *h, struct round *rounds)
-{
-    size_t count = 0;
-    for (int step = 0; step < h->hosts; step++) {
-        const int host = (h->host + h->hosts - step) % h->hosts;
-        for (int first = 0; first < hierarchy_members_of(h, host); first += h->local->size)
-            rounds[count++] = (struct round){host, first};
-    }
-    return count;
-}
-
 bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, const struct group *group, const void *src, void *dst,
                                    const size_t *part)
 {
@@ -241,20 +173,18 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, con
     size_t longest = 0;
     for (int i = 0; i < group->size; i++)
         longest = part[i] > longest ? part[i] : longest;
-    struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part +
-                                 n * sizeof *g->rounds);
+    struct allgather *g = malloc(sizeof *g + members * sizeof(struct span) + (2 * n + members) * sizeof *part);
     if (!g)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %d ranks", group->size);
     struct span *spans = (struct span *)(g + 1);
     *g = (struct allgather){.group = group, .h = h, .slice = schedule_piece(longest, SLICES), .part = (size_t *)(spans + members),
+                            .rounds = (h->largest + h->local->size - 1) / h->local->size,
                             .list = {.spans = spans, .count = members, .capacity = members}};
     g->slices = (longest + g->slice - 1) / g->slice;
     g->offset = parts_keep(g->part, part, n);
     g->local_part = g->offset + n;
-    g->rounds = (struct round *)(void *)(g->local_part + members);
-    const size_t rounds = list_rounds(h, g->rounds);
     struct schedule *schedule = plan_begin(plan, group);
-    for (int piece = 0; piece < (int)(rounds * g->slices); piece++) {
+    for (int piece = 0; piece < h->hosts * g->rounds * (int)g->slices; piece++) {
         const struct byte_range most = {0, members * size_min(longest, g->slice)};
         schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, most, exchange(schedule, g, piece));
     }

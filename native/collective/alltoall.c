@@ -1,4 +1,5 @@
-// Alltoall over links: every member sends each other member its part. Cost: the exchanged bytes, one latency.
+// Alltoall over links: every member sends each other member its part. Cost: the exchanged bytes, one latency. In shared memory also
+// allgather and broadcast, which send the same to all.
 #include "collective/collectives.h"
 
 void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size_t *received)
@@ -23,78 +24,137 @@ void schedule_alltoall(struct schedule *schedule, const size_t *sent, const size
 
 // ---------------------------------------------------------------------------------------------------- in shared memory
 
-// Alltoall in shared memory. A buffer is cut into one slice per receiver; a block advances every pair of members by one
-// slice, so that all write and read equally much in every block. A rank copies its part for itself straight to its destination,
-// also a slice at a time.
+// Each member copies in the next piece of what it sends, and copies out the others' to their offsets. Alltoall: a buffer is cut
+// into one slice per receiver, so that all write and read equally much in every block.
 
-struct alltoall {
-    struct pipeline pipeline;
-    const unsigned char *src;
-    unsigned char *dst;
-    const struct parts *parts;
-    size_t slice;
-    kernel_copy_fn copy;
-};
-
-static size_t piece_bytes(const struct alltoall *a, size_t part, size_t block)
+// Bytes of the part from this member: in a broadcast only the root has one.
+static size_t part_from(const struct exchange_pipeline *x, int from)
 {
-    return size_piece(part, block * a->slice, a->slice);
+    return x->received ? x->received[from] : from == x->pipeline.steps.root ? x->whole.nbytes : 0;
 }
 
-// The slice for member `to` in the buffer of `from`.
-static unsigned char *slice_of(struct executor *exec, const struct alltoall *a, int from, int to, size_t block)
+// Where the part from this member goes.
+static size_t offset_of(const struct exchange_pipeline *x, int from)
 {
-    return shared_buffer(exec, &a->pipeline, from, block) + (size_t)(to < from ? to : to - 1) * a->slice;
+    size_t offset = 0;
+    for (int i = 0; i < from; i++)
+        offset += part_from(x, i);
+    return offset;
+}
+
+// What member `from` sends to member `to` in a block.
+static unsigned char *slice_of(struct executor *exec, const struct exchange_pipeline *x, int from, int to, size_t block)
+{
+    return shared_buffer(exec, &x->pipeline, from, block) + (x->sent ? (size_t)(to < from ? to : to - 1) * x->piece : 0);
+}
+
+// Copies to the vector's destinations, from offset `offset` on.
+static void put(const struct exchange_pipeline *x, size_t offset, const unsigned char *from, size_t nbytes)
+{
+    struct span_cursor cursor = span_cursor_at(x->dst, offset);
+    for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, from += s.nbytes) {
+        if (s.dst != from)
+            x->copy(s.dst, from, s.nbytes);
+    }
 }
 
 static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
-    const struct alltoall *a = (const struct alltoall *)pipeline;
+    const struct exchange_pipeline *x = (const struct exchange_pipeline *)pipeline;
     const int me = pipeline->group->rank;
-    const unsigned char *part = a->src;
-    const size_t *sent = a->parts->sent;
-    for (int to = 0; to < pipeline->group->size; part += sent[to++]) {
-        const size_t n = to == me ? 0 : piece_bytes(a, sent[to], block);
+    const size_t at = block * x->piece;
+    const unsigned char *part = x->src;
+    if (!x->sent)
+        shared_put(exec, slice_of(exec, x, me, me, block), part + at, size_piece(part_from(x, me), at, x->piece));
+    for (int to = 0; x->sent && to < pipeline->group->size; part += x->sent[to++]) {
+        const size_t n = to == me ? 0 : size_piece(x->sent[to], at, x->piece);
         if (n)
-            shared_put(exec, slice_of(exec, a, me, to, block), part + block * a->slice, n);
+            shared_put(exec, slice_of(exec, x, me, to, block), part + at, n);
     }
 }
 
 static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
 {
-    const struct alltoall *a = (const struct alltoall *)pipeline;
-    const int me = pipeline->group->rank;
-    const unsigned char *own = a->src;
-    unsigned char *part = a->dst;
-    const size_t *received = a->parts->received;
-    for (int to = 0; to < me; to++)
-        own += a->parts->sent[to];
-    for (int from = 0; from < pipeline->group->size; part += received[from++]) {
-        const size_t n = piece_bytes(a, received[from], block);
+    const struct exchange_pipeline *x = (const struct exchange_pipeline *)pipeline;
+    const int me = pipeline->group->rank, size = pipeline->group->size;
+    for (int k = 1; k < size; k++) {
+        const int from = (me + k) % size;           // each rank begins with a different member
+        const size_t at = block * x->piece, n = size_piece(part_from(x, from), at, x->piece);
         if (n)
-            a->copy(part + block * a->slice, from == me ? own + block * a->slice : slice_of(exec, a, from, me, block), n);
+            put(x, offset_of(x, from) + at, slice_of(exec, x, from, me, block), n);
     }
 }
 
-bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst,
-                            const struct parts *parts)
+static void exchange_to(struct exchange_pipeline *x, void *dst, size_t nbytes)
+{
+    x->whole = (struct span){NULL, dst, nbytes};
+    x->list = (struct span_list){&x->whole, 1, 1, nbytes};
+    x->dst = &x->list;
+}
+
+// The other members of x are set. longest: the longest part. root: of a broadcast; -1: none.
+static void begin(struct exchange_pipeline *x, struct executor *exec, struct group *group, int slot, size_t longest, int root)
+{
+    const struct shared_steps steps = {copy_in, NULL, copy_out, root >= 0, root};
+    x->pipeline.steps = steps;
+    const size_t total = offset_of(x, group->size), own = part_from(x, group->rank);
+    size_t sent = 0;
+    for (int to = 0; to < group->size; to++)
+        sent += to == group->rank ? 0 : x->sent ? x->sent[to] : own;
+    x->copy = shared_copy(exec, total);
+    executor_count_shared(exec, sent, total - own);
+    pipeline_begin(&x->pipeline, group, slot, group->size > 1 ? (longest + x->piece - 1) / x->piece : 0, &steps);
+}
+
+void allgather_begin(struct exchange_pipeline *x, struct executor *exec, struct group *group, int slot, const void *src,
+                     const struct span_list *dst, const size_t *part)
+{
+    size_t longest = 0;
+    for (int i = 0; i < group->size; i++)
+        longest = part[i] > longest ? part[i] : longest;
+    *x = (struct exchange_pipeline){.src = src, .dst = dst, .received = part, .piece = SHM_BUFFER_BYTES};
+    begin(x, exec, group, slot, longest, -1);
+    put(x, offset_of(x, group->rank), src, part[group->rank]);
+}
+
+bhvd_status allgather_shared(struct executor *exec, struct group *group, const void *src, const struct span_list *dst,
+                             const size_t *part)
+{
+    struct exchange_pipeline x;
+    allgather_begin(&x, exec, group, 0, src, dst, part);
+    return pipeline_execute(exec, &x.pipeline);
+}
+
+bhvd_status alltoall_shared(struct executor *exec, struct group *group, const void *src, void *dst, const struct parts *parts)
 {
     const int n = group->size, me = group->rank;
-    struct alltoall a = {.src = src, .dst = dst, .parts = parts, .slice = SHM_BUFFER_BYTES};
-    size_t total = 0, sent = 0;
+    const unsigned char *own = src;
+    struct exchange_pipeline x = {.src = src, .sent = parts->sent, .received = parts->received, .piece = SHM_BUFFER_BYTES};
     if (n > 2)
-        a.slice = SHM_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
-    for (int i = 0; i < n; i++) {
-        sent += parts->sent[i];
-        total += parts->received[i];
-    }
-    executor_count_shared(exec, sent - parts->sent[me], total - parts->received[me]);
-    if (n == 1) {
-        span_copy(dst, src, parts->sent[0]);
-        return BHVD_OK;
-    }
-    a.copy = shared_copy(exec, total);
-    const size_t blocks = (parts->longest + a.slice - 1) / a.slice;
-    pipeline_begin(&a.pipeline, group, 0, blocks, &(struct shared_steps){.copy_in = copy_in, .copy_out = copy_out});
-    return pipeline_execute(exec, &a.pipeline);
+        x.piece = SHM_BUFFER_BYTES / (size_t)(n - 1) / CACHE_LINE * CACHE_LINE;
+    exchange_to(&x, dst, offset_of(&x, n));
+    begin(&x, exec, group, 0, parts->longest, -1);
+    for (int to = 0; to < me; to++)
+        own += parts->sent[to];
+    put(&x, offset_of(&x, me), own, parts->sent[me]);
+    return pipeline_execute(exec, &x.pipeline);
+}
+
+void broadcast_begin(struct exchange_pipeline *x, struct executor *exec, struct group *group, int slot, int root, const void *src,
+                     void *dst, size_t nbytes)
+{
+    *x = (struct exchange_pipeline){.src = src, .piece = SHM_BUFFER_BYTES};
+    exchange_to(x, dst, nbytes);
+    begin(x, exec, group, slot, nbytes, root);
+}
+
+bhvd_status broadcast_shared(struct executor *exec, struct group *group, int root, const void *src, void *dst,
+                             size_t nbytes)
+{
+    struct exchange_pipeline x;
+    broadcast_begin(&x, exec, group, 0, root, src, dst, nbytes);
+    bhvd_status status = pipeline_execute(exec, &x.pipeline);
+    if (group->rank == root && dst != src)
+        span_copy(dst, src, nbytes);
+    return status;
 }

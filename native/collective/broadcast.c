@@ -37,47 +37,6 @@ void broadcast_plan(struct plan *plan, const struct group *group, int root, cons
     plan->operands = (struct operands){.input = src, .output = dst};
 }
 
-// ---------------------------------------------------------------------------------------------------- in shared memory
-
-// Broadcast in shared memory: the root copies blocks in, the others copy them out.
-
-static unsigned char *buffer_of_root(struct executor *exec, const struct pipeline *pipeline, size_t block)
-{
-    return shared_buffer(exec, pipeline, pipeline->steps.root, block);
-}
-
-static void copy_in(struct executor *exec, struct pipeline *pipeline, size_t block)
-{
-    const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
-    shared_put(exec, buffer_of_root(exec, pipeline, block), b->src + block * SHM_BUFFER_BYTES, shared_block(b->nbytes, block));
-}
-
-static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t block)
-{
-    const struct broadcast_pipeline *b = (const struct broadcast_pipeline *)pipeline;
-    b->copy(b->dst + block * SHM_BUFFER_BYTES, buffer_of_root(exec, pipeline, block), shared_block(b->nbytes, block));
-}
-
-void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
-                     void *dst, size_t nbytes)
-{
-    *b = (struct broadcast_pipeline){.src = src, .dst = dst, .nbytes = nbytes, .copy = shared_copy(exec, nbytes)};
-    executor_count_shared(exec, group->rank == root ? nbytes * (size_t)(group->size - 1) : 0, group->rank == root ? 0 : nbytes);
-    pipeline_begin(&b->pipeline, group, slot, group->size > 1 ? shared_blocks(nbytes) : 0,
-                  &(struct shared_steps){copy_in, NULL, copy_out, true, root});
-}
-
-bhvd_status broadcast_shared(struct executor *exec, struct group *group, int root, const void *src, void *dst,
-                             size_t nbytes)
-{
-    struct broadcast_pipeline b;
-    broadcast_begin(&b, exec, group, 0, root, src, dst, nbytes);
-    bhvd_status status = pipeline_execute(exec, &b.pipeline);
-    if (group->rank == root && dst != src)
-        span_copy(dst, src, nbytes);
-    return status;
-}
-
 // -------------------------------------------------------------------------------------------------------- hierarchical
 
 // Hierarchical broadcast: over links to the members with the root's local index, one on each host. Each of them forwards every
@@ -88,7 +47,7 @@ enum { PIECES = 64 };                   // at most: each is a pipeline
 struct broadcast {
     struct group *local;
     int index;                          // the root's
-    struct broadcast_pipeline distributing;
+    struct exchange_pipeline distributing;
 };
 
 static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slot, const struct step *step,

@@ -146,26 +146,21 @@ struct reducescatter_pipeline {
 void reducescatter_begin(struct reducescatter_pipeline *r, struct group *group, int slot, const struct reduction *reduction,
                          const struct span_list *src, void *dst, const size_t *part);
 
-struct allgather_pipeline {
+// Allgather, alltoall and broadcast.
+struct exchange_pipeline {
     struct pipeline pipeline;
     const unsigned char *src;
     const struct span_list *dst;
-    const size_t *part;
+    const size_t *sent, *received;      // sent NULL: the same to all; received NULL: a broadcast
+    size_t piece;                       // bytes of each part in a block
     kernel_copy_fn copy;
+    struct span whole;                  // dst, if it is one span
+    struct span_list list;
 };
 
 // Also copies this member's own part to its destination.
-void allgather_begin(struct allgather_pipeline *g, struct executor *exec, struct group *group, int slot, const void *src,
+void allgather_begin(struct exchange_pipeline *x, struct executor *exec, struct group *group, int slot, const void *src,
                      const struct span_list *dst, const size_t *part);
-
-struct broadcast_pipeline {
-    struct pipeline pipeline;
-    const unsigned char *src;
-    unsigned char *dst;
-    size_t nbytes;
-    kernel_copy_fn copy;
-};
-
 // Copies from the root's src to the others' dst.
-void broadcast_begin(struct broadcast_pipeline *b, struct executor *exec, struct group *group, int slot, int root, const void *src,
+void broadcast_begin(struct exchange_pipeline *x, struct executor *exec, struct group *group, int slot, int root, const void *src,
                      void *dst, size_t nbytes);

@@ -39,7 +39,7 @@ struct shards {
     size_t *part;                       // and, by local member, bytes of its shard
     union {
         struct reducescatter_pipeline reducing;
-        struct allgather_pipeline distributing;
+        struct exchange_pipeline distributing;
     };
 };
 

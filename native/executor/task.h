@@ -100,14 +100,3 @@ struct task {
     void *arg;
     bool is_complete;
 };
-
-// task.c, for tasks.c. Moves the plan's schedule into a task. NULL: no memory; the schedule was freed, and the executor has failed.
-struct task *task_create(struct executor *exec, struct plan *plan);
-void task_free(struct executor *exec, struct task *task);
-
-// Does the steps that are possible now, except those within the host. True if there were any.
-bool task_advance(struct executor *exec, struct task *task);
-// The same for steps within the host.
-bool task_advance_within(struct executor *exec, struct task *task);
-// Can it work now without a link event?
-bool task_can_advance(struct executor *exec, struct task *task);

@@ -182,7 +182,7 @@ struct host_ring {
     size_t mean_nbytes;                 // in a place
     struct span_list piece;             // the piece being reduced, from values to their mean
     struct allreduce_pipeline reducing;
-    struct broadcast_pipeline distributing;
+    struct exchange_pipeline distributing;
 };
 
 static struct segment_part part_of(const struct host_ring *ring, size_t piece)

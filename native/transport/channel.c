@@ -1,6 +1,5 @@
 #include "transport/channel.h"
 
-#include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -84,13 +83,7 @@ const struct channel_ops channel_ring_ops = {
 
 static bhvd_status channel_tcp_send(struct channel *channel, const struct iovec *parts, int count, size_t *moved)
 {
-    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = count};
-    ssize_t n;
-    do
-        n = sendmsg(channel->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    *moved = n > 0 ? (size_t)n : 0;
-    return n >= 0 || errno == EAGAIN || errno == EWOULDBLOCK ? BHVD_OK : BHVD_ERR_PEER_LOST;
+    return socket_write(channel->fd, parts, count, moved);
 }
 
 static bhvd_status channel_tcp_recv(struct channel *channel, void *dst, size_t size, size_t *moved)

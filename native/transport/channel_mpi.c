@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/size.h"
 #include "base/status.h"
 
 enum {
@@ -62,6 +63,14 @@ static bhvd_status broken(struct mpi_pipe *pipe)
     return BHVD_ERR_PEER_LOST;
 }
 
+// As MPI_Test. received: set to the number of bytes of a completed receive; may be NULL.
+static int test(union mpi_handle *request, int *complete, int *received)
+{
+    struct mpi_status status = {{0}};
+    const int code = mpi.call.MPI_Test(request, complete, &status);
+    return code != MPI_DONE || !*complete || !received ? code : mpi.call.MPI_Get_count(&status, mpi.byte, received);
+}
+
 // Is the oldest request complete? An error marks the pipe as broken.
 static bool check(struct mpi_pipe *pipe, struct slots *slots, bool receives)
 {
@@ -71,7 +80,7 @@ static bool check(struct mpi_pipe *pipe, struct slots *slots, bool receives)
         return false;
     if (!slot->pending)
         return true;
-    if (mpi_test(&slot->request, &complete, receives ? &slot->filled : NULL) != MPI_DONE)
+    if (test(&slot->request, &complete, receives ? &slot->filled : NULL) != MPI_DONE)
         pipe->broken = true;
     else
         slot->pending = !complete;
@@ -94,12 +103,11 @@ static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec 
     if (!allocate(&pipe->sends))
         return BHVD_ERR_SYSTEM;
     size_t part = 0;                    // bytes of parts[0] that are already in a slot
-    while (count > 0 && !is_full(&pipe->sends)) {
+    while (!is_full(&pipe->sends)) {
         struct slot *slot = &pipe->sends.slot[pipe->sends.next % PIPE_SLOTS];
         size_t filled = 0;
         while (count > 0 && filled < PIPE_SLOT_BYTES) {
-            size_t n = parts->iov_len - part, room = PIPE_SLOT_BYTES - filled;
-            n = n < room ? n : room;
+            const size_t n = size_min(parts->iov_len - part, PIPE_SLOT_BYTES - filled);
             memcpy(slot->data + filled, (char *)parts->iov_base + part, n);
             filled += n;
             part += n;
@@ -111,7 +119,7 @@ static bhvd_status channel_mpi_send(struct channel *channel, const struct iovec 
         }
         if (filled == 0)
             break;
-        if (mpi_isend(slot->data, (int)filled, pipe->peer, TAG, pipe->communicator, &slot->request) != MPI_DONE)
+        if (mpi.call.MPI_Isend(slot->data, (int)filled, mpi.byte, pipe->peer, TAG, pipe->communicator, &slot->request) != MPI_DONE)
             return broken(pipe);
         slot->pending = true;
         pipe->sends.next++;
@@ -126,7 +134,7 @@ static bhvd_status post_receives(struct mpi_pipe *pipe)
         return BHVD_ERR_SYSTEM;
     while (!is_full(&pipe->receives)) {
         struct slot *slot = &pipe->receives.slot[pipe->receives.next % PIPE_SLOTS];
-        if (mpi_irecv(slot->data, PIPE_SLOT_BYTES, pipe->peer, TAG, pipe->communicator, &slot->request) !=
+        if (mpi.call.MPI_Irecv(slot->data, PIPE_SLOT_BYTES, mpi.byte, pipe->peer, TAG, pipe->communicator, &slot->request) !=
             MPI_DONE)
             return broken(pipe);
         slot->pending = true;
@@ -142,8 +150,7 @@ static bhvd_status channel_mpi_recv(struct channel *channel, void *dst, size_t s
     bhvd_status status = pipe->broken ? BHVD_ERR_PEER_LOST : post_receives(pipe);
     while (!status && *moved < size && check(pipe, &pipe->receives, true)) {
         struct slot *slot = oldest(&pipe->receives);
-        size_t n = (size_t)(slot->filled - pipe->consumed), room = size - *moved;
-        n = n < room ? n : room;
+        const size_t n = size_min((size_t)(slot->filled - pipe->consumed), size - *moved);
         memcpy((char *)dst + *moved, slot->data + pipe->consumed, n);
         *moved += n;
         pipe->consumed += (int)n;
@@ -191,7 +198,7 @@ const struct channel_ops channel_mpi_ops = {
 static bhvd_status wait_for_all(union mpi_handle *request, int64_t deadline_ns, struct bhvd_error *error)
 {
     for (int complete = 0;;) {
-        int code = mpi_test(request, &complete, NULL);
+        int code = test(request, &complete, NULL);
         if (code != MPI_DONE)
             return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_idup failed with code %d", code);
         if (complete)
@@ -211,7 +218,7 @@ bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_
     } *duplicate = calloc(1, sizeof *duplicate);
     if (!duplicate)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for a communicator");
-    if (mpi_duplicate_world(&duplicate->communicator, &duplicate->request) != MPI_DONE) {
+    if (mpi.call.MPI_Comm_idup(mpi.world, &duplicate->communicator, &duplicate->request) != MPI_DONE) {
         free(duplicate);
         return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_idup failed");
     }
@@ -221,7 +228,7 @@ bhvd_status mpi_connect(struct connections *c, int64_t deadline_ns, struct bhvd_
     c->communicator = duplicate->communicator;
     c->has_communicator = true;
     free(duplicate);
-    if (mpi_use_communicator(c->communicator) != MPI_DONE)
+    if (mpi.call.MPI_Comm_set_errhandler(c->communicator, mpi.errors_return) != MPI_DONE)
         return error_set(error, BHVD_ERR_SYSTEM, "MPI_Comm_set_errhandler failed");
     for (int rank = 0; rank < c->size; rank++) {
         struct link *link = &c->links[rank];
@@ -243,10 +250,10 @@ static bool release(struct mpi_pipe *pipe)
     for (; !is_empty(&pipe->receives); pipe->receives.oldest++) {
         struct slot *slot = oldest(&pipe->receives);
         int complete = !slot->pending;
-        if (!complete && mpi_cancel(&slot->request) != MPI_DONE)
+        if (!complete && mpi.call.MPI_Cancel(&slot->request) != MPI_DONE)
             return false;
         for (int i = 0; i < CANCEL_CHECKS && !complete; i++) {
-            if (mpi_test(&slot->request, &complete, NULL) != MPI_DONE)
+            if (test(&slot->request, &complete, NULL) != MPI_DONE)
                 return false;
         }
         if (!complete)
@@ -276,6 +283,6 @@ void mpi_disconnect(struct connections *c)
         free(pipe);
     }
     if (released)
-        mpi_free_communicator(&c->communicator);
+        mpi.call.MPI_Comm_free(&c->communicator);
     c->has_communicator = false;
 }

@@ -12,29 +12,6 @@ enum {
     FAR_DATA_CHANNELS = 4
 };
 
-enum stage { PAUSED, CONNECTING, HANDSHAKE };
-
-// One connection attempt in progress.
-struct attempt {
-    struct arrival *arrival;            // NULL: no attempt
-    enum stage stage;
-    int fd;                             // -1: PAUSED
-    int poll;                           // the index of its entry; -1: none
-    int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
-    int64_t failing_since_ns;           // 0: the last step succeeded
-    size_t moved;                       // bytes of the callee's proof
-    uint8_t proof[BHVD_PROOF_BYTES];
-};
-
-struct connector {
-    int rank;
-    const struct endpoint *endpoints;
-    const struct bhvd_proofs *proofs;
-    struct FIFO(struct arrival) wanted; // waiting to be attempted
-    int unserved;                       // attempts that were polled and not yet handled
-    struct attempt attempts[CONNECTOR_POLLS_MAX];
-};
-
 struct arrival *arrival_create(int rank, uint32_t channel)
 {
     struct arrival *arrival = malloc(sizeof *arrival);
@@ -90,7 +67,7 @@ static bool fail(struct attempt *a, int own_rank, int failure, const struct bhvd
     return true;
 }
 
-static void enter(struct attempt *a, enum stage stage)
+static void enter(struct attempt *a, enum attempt_stage stage)
 {
     a->stage = stage;
     a->wake_ns = stage == CONNECTING ? a->arrival->connect_deadline_ns : a->arrival->deadline_ns;
@@ -176,43 +153,29 @@ static bool advance(const struct connector *connector, struct attempt *a, bool h
 
 // ------------------------------------------------------------------------------------------------------------ connector
 
-struct connector *connector_create(int rank, const struct endpoint *endpoints, const struct bhvd_proofs *proofs)
-{
-    struct connector *connector = calloc(1, sizeof *connector);
-    if (!connector)
-        return NULL;
-    connector->rank = rank;
-    connector->endpoints = endpoints;
-    connector->proofs = proofs;
-    for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
-        connector->attempts[i].fd = -1;
-    return connector;
-}
-
 static struct arrival *end_attempt(struct attempt *a)
 {
     struct arrival *arrival = a->arrival;
-    fd_close(&a->fd);
-    *a = (struct attempt){.fd = -1};
+    if (arrival)
+        fd_close(&a->fd);
+    *a = (struct attempt){0};
     return arrival;
 }
 
-void connector_destroy(struct connector *connector)
+void connector_close(struct connector *connector)
 {
-    for (int i = 0; connector && i < CONNECTOR_POLLS_MAX; i++)
+    for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
         arrival_destroy(end_attempt(&connector->attempts[i]));
-    for (struct arrival *arrival; connector && (arrival = fifo_take(&connector->wanted, next));)
+    for (struct arrival *arrival; (arrival = fifo_take(&connector->wanted, next));)
         arrival_destroy(arrival);
-    free(connector);
 }
 
 void connector_after_fork(struct connector *connector)
 {
     for (int i = 0; i < CONNECTOR_POLLS_MAX; i++)
-        fd_close(&connector->attempts[i].fd);
+        if (connector->attempts[i].arrival)
+            fd_close(&connector->attempts[i].fd);
 }
-
-void connector_add(struct connector *connector, struct arrival *arrival) { fifo_put(&connector->wanted, arrival, next); }
 
 // Polls only entries with a descriptor: poll() takes no more entries than this process may have descriptors.
 int connector_poll(struct connector *connector, struct pollfd *polls, int64_t *wake_ns)

@@ -34,16 +34,32 @@ struct arrival *arrival_create(int rank, uint32_t channel);
 // Closes the descriptor. arrival_destroy(NULL) is fine.
 void arrival_destroy(struct arrival *arrival);
 
-struct connector;
+// One connection attempt in progress.
+struct attempt {
+    struct arrival *arrival;            // NULL: no attempt
+    enum attempt_stage { PAUSED, CONNECTING, HANDSHAKE } stage;
+    int fd;                             // -1: PAUSED
+    int poll;                           // the index of its entry; -1: none
+    int64_t wake_ns;                    // PAUSED: until then; else the stage's limit
+    int64_t failing_since_ns;           // 0: the last step succeeded
+    size_t moved;                       // bytes of the callee's proof
+    uint8_t proof[BHVD_PROOF_BYTES];
+};
 
-// For this rank. endpoints, proofs: by rank; must outlive the connector. NULL: no memory.
-struct connector *connector_create(int rank, const struct endpoint *endpoints, const struct bhvd_proofs *proofs);
-// Abandons its attempts. connector_destroy(NULL) is fine.
-void connector_destroy(struct connector *connector);
+// Begins with this rank, all endpoints and proofs, by rank, which must outlive it, and zeros.
+struct connector {
+    int rank;
+    const struct endpoint *endpoints;
+    const struct bhvd_proofs *proofs;
+    struct FIFO(struct arrival) wanted; // waiting to be attempted; the connector owns them from now on
+    int unserved;                       // attempts that were polled and not yet handled
+    struct attempt attempts[CONNECTOR_POLLS_MAX];
+};
+
+// Abandons its attempts, and what is wanted.
+void connector_close(struct connector *connector);
 // In a forked child: closes its copies of the descriptors.
 void connector_after_fork(struct connector *connector);
-// Starts connecting. The connector owns it from now on.
-void connector_add(struct connector *connector, struct arrival *arrival);
 
 // Fills in the descriptors to poll, at most CONNECTOR_POLLS_MAX, returns how many, and lowers *wake_ns to the connector's next
 // timeout.

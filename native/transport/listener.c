@@ -174,12 +174,11 @@ struct listener {
     struct listener_options options;
     _Atomic bool closed;
     _Atomic int count;                  // number of arrivals
-    pthread_mutex_t lock;               // of the two lists
+    pthread_mutex_t lock;               // of arrivals and connector.wanted
     struct FIFO(struct arrival) arrivals;
-    struct FIFO(struct arrival) wanted; // not yet passed to the connector
     struct known *known;                // owned by the thread, as are the next two
     struct handshake_server handshakes;
-    struct connector *connector;
+    struct connector connector;
     pthread_t thread;
     int wake_fd;                        // an eventfd that wakes the thread for connections to be made and for its end
 };
@@ -286,7 +285,7 @@ bhvd_status listener_open(struct listener *listener, int rank, uint32_t channel,
     arrival->connect_deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->connect_ms);
     arrival->deadline_ns = start_deadline_ns ? start_deadline_ns : clock_deadline_ns(o->open_ms);
     pthread_mutex_lock(&listener->lock);
-    fifo_put(&listener->wanted, arrival, next);
+    fifo_put(&listener->connector.wanted, arrival, next);
     pthread_mutex_unlock(&listener->lock);
     eventfd_write(listener->wake_fd, 1);
     return BHVD_OK;
@@ -312,17 +311,15 @@ static void *listener_main(void *arg)
     bool reported = false;
     while (!atomic_load(&listener->closed)) {
         int64_t wake_ns = CLOCK_NEVER;
-        pthread_mutex_lock(&listener->lock);
-        for (struct arrival *wanted; (wanted = fifo_take(&listener->wanted, next));)
-            connector_add(listener->connector, wanted);
-        pthread_mutex_unlock(&listener->lock);
         const int incoming = handshake_server_poll(&listener->handshakes, polls + 1, &wake_ns);
         struct pollfd *others = polls + 1 + incoming;
-        const int outgoing = connector_poll(listener->connector, others, &wake_ns);
+        pthread_mutex_lock(&listener->lock);
+        const int outgoing = connector_poll(&listener->connector, others, &wake_ns);
+        pthread_mutex_unlock(&listener->lock);
         socket_poll(polls, 1 + (size_t)(incoming + outgoing), wake_ns);
         if (polls[0].revents)
             eventfd_read(listener->wake_fd, &(eventfd_t){0});
-        for (struct arrival *arrival; (arrival = connector_next(listener->connector, others));)
+        for (struct arrival *arrival; (arrival = connector_next(&listener->connector, others));)
             put(listener, arrival);
         accept_ready(listener, polls + 1, &reported);
     }
@@ -332,17 +329,14 @@ static void *listener_main(void *arg)
 // Closes connections in progress.
 static void hang_up(struct listener *listener)
 {
-    connector_destroy(listener->connector);
+    connector_close(&listener->connector);
     handshake_server_close(&listener->handshakes);
-    listener->connector = NULL;
 }
 
 static void listener_free(struct listener *listener)
 {
     hang_up(listener);
     for (struct arrival *arrival; (arrival = listener_take(listener));)
-        arrival_destroy(arrival);
-    for (struct arrival *arrival; (arrival = fifo_take(&listener->wanted, next));)
         arrival_destroy(arrival);
     listener_after_fork(listener);
     free(listener->known);
@@ -363,8 +357,8 @@ bhvd_status listener_create(const struct listener_options *options, struct liste
     listener->known = calloc((size_t)options->size, sizeof *listener->known);
     listener->handshakes.listeners[HANDSHAKE_TCP] = options->tcp_listen_fd;
     listener->handshakes.listeners[HANDSHAKE_LOCAL] = options->local_listen_fd;
-    listener->connector = connector_create(options->rank, options->endpoints, options->proofs);
-    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 || !listener->connector ||
+    listener->connector = (struct connector){.rank = options->rank, .endpoints = options->endpoints, .proofs = options->proofs};
+    if (!listener->known || listener->options.doorbell_fd < 0 || listener->wake_fd < 0 ||
         thread_create(&listener->thread, listener_main, listener) != 0) {
         listener_free(listener);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory or descriptor to accept connections from %d ranks", options->size);
@@ -396,8 +390,7 @@ void listener_after_fork(struct listener *listener)
     if (!listener)
         return;
     handshake_server_close(&listener->handshakes);
-    if (listener->connector)
-        connector_after_fork(listener->connector);
+    connector_after_fork(&listener->connector);
     for (struct arrival *arrival = listener->arrivals.head; arrival; arrival = arrival->next)
         fd_close(&arrival->fd);
     fd_close(&listener->options.tcp_listen_fd);

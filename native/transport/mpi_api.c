@@ -14,87 +14,14 @@ enum {
     NAME_SHOWN = 40                     // bytes of it that a message quotes
 };
 
-// Large enough for MPI_Status of every interface.
-struct mpi_status {
-    _Alignas(16) unsigned char bytes[128];
-};
-
-// Handles are ints or pointers. Both supported calling conventions of Linux (x86-64, AArch64) pass the union like either: in one
-// register, of which a callee that expects an int reads the lower half. So one declaration serves all interfaces.
-#define FUNCTIONS(each)                                                                                                     \
-    each(MPI_Comm_rank, union mpi_handle, int *)                                                                            \
-    each(MPI_Comm_size, union mpi_handle, int *)                                                                            \
-    each(MPI_Comm_idup, union mpi_handle, union mpi_handle *, union mpi_handle *)                                           \
-    each(MPI_Comm_free, union mpi_handle *)                                                                                 \
-    each(MPI_Comm_set_errhandler, union mpi_handle, union mpi_handle)                                                       \
-    each(MPI_Isend, const void *, int, union mpi_handle, int, int, union mpi_handle, union mpi_handle *)                    \
-    each(MPI_Irecv, void *, int, union mpi_handle, int, int, union mpi_handle, union mpi_handle *)                          \
-    each(MPI_Test, union mpi_handle *, int *, struct mpi_status *)                                                          \
-    each(MPI_Get_count, const struct mpi_status *, union mpi_handle, int *)                                                 \
-    each(MPI_Cancel, union mpi_handle *)                                                                                    \
-    each(MPI_Bcast, void *, int, union mpi_handle, int, union mpi_handle)                                                   \
-    each(MPI_Get_library_version, char *, int *)                                                                            \
-    each(MPI_Initialized, int *)                                                                                            \
-    each(MPI_Finalized, int *)                                                                                              \
-    each(MPI_Init_thread, int *, char ***, int, int *)                                                                      \
-    each(MPI_Query_thread, int *)                                                                                           \
-    each(MPI_Finalize, void)
-
 #define NAME(function, ...) #function,
-#define POINTER(function, ...) int (*function)(__VA_ARGS__);
-static const char *const names[] = {FUNCTIONS(NAME)};
-enum { NAME_COUNT = sizeof names / sizeof names[0] };
+static const char *const names[] = {MPI_FUNCTIONS(NAME)};
 
-static struct {
-    pthread_mutex_t lock;               // of bhvd_mpi_open and _close
-    bool open, initialized_here;
-    int rank, size;
-    int threads;                        // 0 to 3, as bhvd_mpi_threads
-    void *handle;                       // of dlopen()
-    bool is_standard;                   // the ABI of MPI 5
-    union {
-        struct {
-            FUNCTIONS(POINTER)
-        } call;
-        void *symbols[NAME_COUNT];
-    };
-    union mpi_handle world, byte, errors_return;
-} mpi = {.lock = PTHREAD_MUTEX_INITIALIZER};
+struct mpi_library mpi;
+static void *library;                  // of dlopen()
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;     // of bhvd_mpi_open and _close
 
 static const int standard_threads[] = {0, 1024, 2048, 4096}, usual_threads[] = {0, 1, 2, 3};
-
-// -------------------------------------------------------------------------------------------------------- MPI calls
-
-int mpi_duplicate_world(union mpi_handle *communicator, union mpi_handle *request)
-{
-    return mpi.call.MPI_Comm_idup(mpi.world, communicator, request);
-}
-
-int mpi_use_communicator(union mpi_handle communicator)
-{
-    return mpi.call.MPI_Comm_set_errhandler(communicator, mpi.errors_return);
-}
-
-int mpi_free_communicator(union mpi_handle *communicator) { return mpi.call.MPI_Comm_free(communicator); }
-
-int mpi_isend(const void *src, int nbytes, int peer, int tag, union mpi_handle communicator, union mpi_handle *request)
-{
-    return mpi.call.MPI_Isend(src, nbytes, mpi.byte, peer, tag, communicator, request);
-}
-
-int mpi_irecv(void *dst, int nbytes, int peer, int tag, union mpi_handle communicator, union mpi_handle *request)
-{
-    return mpi.call.MPI_Irecv(dst, nbytes, mpi.byte, peer, tag, communicator, request);
-}
-
-int mpi_test(union mpi_handle *request, int *complete, int *received)
-{
-    struct mpi_status status = {{0}};
-    const int code = mpi.call.MPI_Test(request, complete, &status);
-    return code != MPI_DONE || !*complete || !received ? code : mpi.call.MPI_Get_count(&status, mpi.byte, received);
-}
-
-int mpi_cancel(union mpi_handle *request) { return mpi.call.MPI_Cancel(request); }
 
 bhvd_status bhvd_mpi_broadcast(void *buffer, int nbytes, struct bhvd_error *error)
 {
@@ -128,12 +55,15 @@ static int is_mpi(struct dl_phdr_info *info, size_t size, void *path)
 // Fills mpi.call and the other data about the library. False, with the reason: not an MPI that can be used here.
 static bool resolve(const char *vendor, char *reason, size_t reason_size)
 {
-    static char version[VERSION_MAX];   // under mpi.lock
+    static char version[VERSION_MAX];   // under the lock
     int ignored;
     Dl_info where;
     bool complete = true;
-    for (int i = 0; i < NAME_COUNT; i++)
-        complete &= (mpi.symbols[i] = dlsym(mpi.handle, names[i])) != NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const void *symbol = dlsym(library, names[i]);
+        memcpy((char *)&mpi.call + i * sizeof symbol, &symbol, sizeof symbol);
+        complete &= symbol != NULL;
+    }
     if (!mpi.call.MPI_Get_library_version || mpi.call.MPI_Get_library_version(version, &ignored) != MPI_DONE) {
         snprintf(reason, reason_size, "it does not report its version");
         return false;
@@ -148,7 +78,7 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
         snprintf(reason, reason_size, "it lacks functions of MPI 3");
         return false;
     }
-    void *world = dlsym(mpi.handle, "ompi_mpi_comm_world");
+    void *world = dlsym(library, "ompi_mpi_comm_world");
     mpi.is_standard = dladdr((void *)mpi.call.MPI_Get_library_version, &where) &&
                       strncmp(base_name(where.dli_fname), "libmpi_abi.", 11) == 0;
     if (mpi.is_standard) {
@@ -157,8 +87,8 @@ static bool resolve(const char *vendor, char *reason, size_t reason_size)
         mpi.errors_return.pointer = (void *)0x143;
     } else if (world) {
         mpi.world.pointer = world;
-        mpi.byte.pointer = dlsym(mpi.handle, "ompi_mpi_byte");
-        mpi.errors_return.pointer = dlsym(mpi.handle, "ompi_mpi_errors_return");
+        mpi.byte.pointer = dlsym(library, "ompi_mpi_byte");
+        mpi.errors_return.pointer = dlsym(library, "ompi_mpi_errors_return");
     } else {
         mpi.world.integer = 0x44000000;
         mpi.byte.integer = 0x4c00010d;
@@ -172,13 +102,13 @@ static bool load(const char *path, const char *vendor, char *reasons, size_t rea
 {
     char reason[256];
     // Global, as Open MPI's own plugins expect.
-    mpi.handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (mpi.handle && resolve(vendor, reason, sizeof reason))
+    library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (library && resolve(vendor, reason, sizeof reason))
         return true;
-    if (!mpi.handle)
+    if (!library)
         snprintf(reason, sizeof reason, "it cannot be loaded (%s)", dlerror());
     else
-        dlclose(mpi.handle);
+        dlclose(library);
     const size_t used = strlen(reasons);
     snprintf(reasons + used, reasons_size - used, "%s%s: %s", used ? "; " : "", path, reason);
     return false;
@@ -189,7 +119,7 @@ static bool find(const struct bhvd_mpi_options *options, char *reasons, size_t r
     // The standard ABI's library comes last: libraries that the script loads later, for instance mpi4py, are mostly linked to
     // another one, which would bring a second MPI into the process.
     static const char *const usual[] = {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_abi.so.1"};
-    static char path[VERSION_MAX];      // under mpi.lock
+    static char path[VERSION_MAX];      // under the lock
     // If mpi4py or another library has already loaded an MPI, use that one.
     if (dl_iterate_phdr(is_mpi, path))
         return load(path, options->vendor, reasons, reasons_size);
@@ -236,7 +166,7 @@ bhvd_status bhvd_mpi_open(const struct bhvd_mpi_options *options, struct bhvd_er
 {
     char reasons[768] = "";
     bhvd_status status = BHVD_OK;
-    pthread_mutex_lock(&mpi.lock);
+    pthread_mutex_lock(&lock);
     if (!mpi.open) {
         if (!find(options, reasons, sizeof reasons))
             status = error_set(error, BHVD_ERR_UNSUPPORTED,
@@ -245,7 +175,7 @@ bhvd_status bhvd_mpi_open(const struct bhvd_mpi_options *options, struct bhvd_er
             status = start(error);
         mpi.open = !status;
     }
-    pthread_mutex_unlock(&mpi.lock);
+    pthread_mutex_unlock(&lock);
     return status ? status : mpi_check(options->rank, options->size, error);
 }
 
@@ -276,9 +206,9 @@ int bhvd_mpi_threads(void) { return mpi_is_running() ? mpi.threads : -1; }
 
 void bhvd_mpi_close(void)
 {
-    pthread_mutex_lock(&mpi.lock);
+    pthread_mutex_lock(&lock);
     if (mpi.initialized_here && mpi_is_running())
         mpi.call.MPI_Finalize();
     mpi.open = mpi.initialized_here = false;
-    pthread_mutex_unlock(&mpi.lock);
+    pthread_mutex_unlock(&lock);
 }

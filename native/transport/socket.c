@@ -217,12 +217,12 @@ bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved)
     return n > 0 || (n < 0 && errno == EAGAIN) ? BHVD_OK : BHVD_ERR_PEER_LOST;
 }
 
-// As socket_read.
-static bhvd_status write_some(int fd, const void *src, size_t size, size_t *moved)
+bhvd_status socket_write(int fd, const struct iovec *parts, int count, size_t *moved)
 {
+    struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     ssize_t n;
     do
-        n = send(fd, src, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+        n = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     *moved = n > 0 ? (size_t)n : 0;
     return n >= 0 || errno == EAGAIN ? BHVD_OK : BHVD_ERR_PEER_LOST;
@@ -231,7 +231,7 @@ static bhvd_status write_some(int fd, const void *src, size_t size, size_t *move
 bhvd_status socket_write_at_once(int fd, const void *src, size_t size)
 {
     size_t moved;
-    bhvd_status status = write_some(fd, src, size, &moved);
+    bhvd_status status = socket_write(fd, &(struct iovec){(void *)src, size}, 1, &moved);
     return status || moved == size ? status : BHVD_ERR_PEER_LOST;
 }
 
@@ -262,7 +262,7 @@ bhvd_status socket_read_full(int fd, void *dst, size_t size, int64_t deadline_ns
 bhvd_status socket_write_full(int fd, const void *src, size_t size, int64_t deadline_ns)
 {
     for (size_t done = 0, moved; done < size; done += moved) {
-        bhvd_status status = write_some(fd, (const char *)src + done, size - done, &moved);
+        bhvd_status status = socket_write(fd, &(struct iovec){(char *)src + done, size - done}, 1, &moved);
         if (!status && moved == 0)
             status = socket_await(fd, POLLOUT, deadline_ns);
         if (status)

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "bagua_hvd.h"
 
@@ -40,6 +41,8 @@ const char *socket_remedy(int failure);
 
 // Reads at most `size` (> 0) bytes without blocking; *moved may be 0. BHVD_ERR_PEER_LOST: broken, or at its end.
 bhvd_status socket_read(int fd, void *dst, size_t size, size_t *moved);
+// As socket_read. Writes the parts one after the other.
+bhvd_status socket_write(int fd, const struct iovec *parts, int count, size_t *moved);
 // Writes all of a new connection's first few bytes at once. BHVD_ERR_PEER_LOST: broken, or they did not fit.
 bhvd_status socket_write_at_once(int fd, const void *src, size_t size);
 

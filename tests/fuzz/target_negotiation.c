@@ -121,7 +121,7 @@ static void look_at_executions(const bhvd_context *ctx)
         for (int i = 0; i < e->count; i++) {
             const struct bhvd_operation *op = operation_of(e->colls[i]);
             REQUIRE(set && set->group.rank >= 0 && op->phase == OPERATION_AGREED && !operation_is_complete(op) &&
-                    op->process_set == e->process_set);
+                    op->key.process_set == e->process_set);
             REQUIRE(i == 0 || (op->coll.kind == BHVD_ALLREDUCE && e->colls[0]->kind == BHVD_ALLREDUCE));
             REQUIRE(!op->coll.is_proxy || op->coll.kind == BHVD_ALLREDUCE ||
                     bhvd_encoded_size(op->coll.codec, op->coll.tensors[0].dtype, 1, &op->coll.codec_options));

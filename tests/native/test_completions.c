@@ -47,9 +47,9 @@ static void *take_until_the_end(void *arg)
 
 static void put(bhvd_completions *list, int64_t number)
 {
-    struct completion *_Atomic slot = NULL;
-    CHECK_STATUS(completions_add(&slot, list, number), BHVD_OK);
-    completions_signal(&slot);
+    struct bhvd_operation op = {.state = OPERATION_RUNS};
+    CHECK_STATUS(bhvd_completions_add(list, &op, number), BHVD_OK);
+    completions_signal(&op);
 }
 
 TEST(each_number_goes_to_one_of_several_threads)

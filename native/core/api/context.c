@@ -44,7 +44,7 @@ void context_free(bhvd_context *ctx)
     relay_fini(ctx);
     free(ctx->heartbeat);
     pairwise_destroy(ctx->pairwise);
-    response_cache_destroy(ctx->cache);
+    response_cache_fini(&ctx->cache);
     process_set_table_fini(&ctx->sets);
     executor_fini(&ctx->exec);
     bytes_fini(&ctx->request_frame);
@@ -70,13 +70,13 @@ bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context
     ctx->timeline.log = &ctx->log;
     executor_init(&ctx->exec, &engine_callbacks, ctx);
     ctx->exec.timeout_ms = options->timeout_ms;
-    ctx->cache = response_cache_create(options->cache_capacity);
+    response_cache_init(&ctx->cache, options->cache_capacity);
     ctx->pairwise = pairwise_create();
     enum allreduce_path path;
     bhvd_status status = allreduce_path_parse(options->allreduce_path, &path, error);
     if (!status)
         status = tree_fanout(options, &ctx->tree_fanout, error);
-    if (!status && (!ctx->cache || !ctx->pairwise))
+    if (!status && !ctx->pairwise)
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for a context");
     if (status) {
         context_free(ctx);

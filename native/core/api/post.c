@@ -101,7 +101,6 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
     op->coll.kind = args->kind;
-    op->process_set = facts.number;
     op->byte_counter = args->byte_counter;
     op->coll.op = args->op;
     op->coll.root_rank = args->root_rank;
@@ -135,15 +134,15 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
             pages_prefer_huge(op->coll.tensors[t].dst, op->coll.tensors[t].nbytes);
     }
     request_write(&op->request, facts.number, args);
-    op->coll.name_size = (uint16_t)strlen(args->name);
-    op->coll.name = (const char *)op->request.data + sizeof(uint32_t) + sizeof(uint16_t);
-    if (op->request.failed)
+    if (op->request.failed || !request_read_key(op->request.data, op->request.size, &op->key))
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     else if (op->request.size > REQUEST_BYTES_MAX)
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be requested at once: post "
                            "several groups", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
+    op->coll.name = op->key.name;
+    op->coll.name_size = op->key.name_size;
     if (!status)
         status = stage(op, args, &facts, error);
     *out = op;
@@ -168,15 +167,13 @@ static const struct bhvd_operation *find_user_of_replicas(const bhvd_context *ct
 // BHVD_ERR_ARGUMENT: an operation of this name, or with these replicas, is in progress; else the error that closed the context.
 static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
 {
-    struct operation_key key = operation_key_of(op);
-    uint64_t hash = operation_hash(&key);
     bhvd_status status = BHVD_OK;
     const struct bhvd_operation *user;
     pthread_mutex_lock(&ctx->post_lock);
     if (!context_accepts(ctx, op->coll.kind)) {
         *error = ctx->closing;
         status = ctx->closing.status;
-    } else if (operation_find_locked(ctx, &key)) {
+    } else if (operation_find_locked(ctx, &op->key)) {
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
@@ -184,7 +181,7 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *o
     } else if ((user = find_user_of_replicas(ctx, op))) {
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%.*s' has replicas that '%.*s' uses, which has not ended: wait for it first",
                            (int)op->coll.name_size, op->coll.name, (int)user->coll.name_size, user->coll.name);
-    } else if (!table_insert(&ctx->names, &op->by_name, hash)) {
+    } else if (!table_insert(&ctx->names, &op->by_name, operation_hash(&op->key))) {
         status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->coll.name_size, op->coll.name);
     } else {
         fifo_put(&ctx->posted, op, next);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "core/context/process_set.h"
+#include "core/context/response_cache.h"
 #include "core/message/frame.h"
 #include "core/telemetry/log.h"
 #include "core/telemetry/timeline.h"
@@ -66,7 +67,7 @@ struct bhvd_context {
     bool has_joined;                            // ever joined: only then does it take part with zeros
     bool goodbye_sent;
     bool failed_elsewhere;                      // another rank's goodbye reported the failure
-    struct response_cache *cache;
+    struct response_cache cache;
     struct timeline timeline;
     struct FIFO(struct bhvd_operation) staged;  // their tensors are being copied from a GPU (gpu/staging.h)
     struct FIFO(struct execution) executions;

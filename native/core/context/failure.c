@@ -29,7 +29,7 @@ static bool is_not_executing(const struct bhvd_operation *op, uint32_t unused)
 // Operations with a response are in the list of executions, and find that the set is gone when they start.
 static bool awaits_response_in(const struct bhvd_operation *op, uint32_t process_set)
 {
-    return op->process_set == process_set && op->phase == OPERATION_REQUESTED;
+    return op->key.process_set == process_set && op->phase == OPERATION_REQUESTED;
 }
 
 // Ends, with this error, the operations in progress for which `ends` is true.

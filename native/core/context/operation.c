@@ -50,10 +50,10 @@ static void release(bhvd_completions *list)
     free(list);
 }
 
-// Call after the operation has completed: puts the slot's number into its list, if it has one.
-static void completions_signal(struct completion *_Atomic *slot)
+// Call after the operation has completed: puts its number into its list, if it has one.
+static void completions_signal(struct bhvd_operation *op)
 {
-    struct completion *completion = atomic_load(slot) ? atomic_exchange(slot, NULL) : NULL;     // usually there is none
+    struct completion *completion = atomic_load(&op->completion) ? atomic_exchange(&op->completion, NULL) : NULL;  // usually none
     if (!completion)
         return;
     bhvd_completions *list = completion->list;
@@ -67,28 +67,22 @@ static void completions_signal(struct completion *_Atomic *slot)
     release(list);
 }
 
-// Stores the number in the operation's slot. BHVD_ERR_ARGUMENT: the slot is taken; BHVD_ERR_SYSTEM.
-static bhvd_status completions_add(struct completion *_Atomic *slot, bhvd_completions *list, int64_t number)
+bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
 {
     struct completion *none = NULL, *completion = malloc(sizeof *completion);
     if (!completion)
         return BHVD_ERR_SYSTEM;
     *completion = (struct completion){NULL, list, number};
     atomic_fetch_add(&list->references, 1);
-    if (atomic_compare_exchange_strong(slot, &none, completion))
-        return BHVD_OK;
-    free(completion);
-    release(list);
-    return BHVD_ERR_ARGUMENT;
-}
-
-bhvd_status bhvd_completions_add(bhvd_completions *list, bhvd_handle *op, int64_t number)
-{
-    bhvd_status status = completions_add(&op->completion, list, number);
+    if (!atomic_compare_exchange_strong(&op->completion, &none, completion)) {
+        free(completion);
+        release(list);
+        return BHVD_ERR_ARGUMENT;
+    }
     // Either this thread or the thread that ends the operation sees the other's mark.
-    if (!status && operation_is_complete(op))
-        completions_signal(&op->completion);
-    return status;
+    if (operation_is_complete(op))
+        completions_signal(op);
+    return BHVD_OK;
 }
 
 int64_t bhvd_completions_next(bhvd_completions *list, int timeout_ms)
@@ -120,8 +114,7 @@ void bhvd_completions_destroy(bhvd_completions *list)
 
 static bool operation_has_key(const struct table_node *node, const void *arg)
 {
-    const struct operation_key key = operation_key_of(TABLE_CONTAINER(node, struct bhvd_operation, by_name));
-    return operation_key_equals(&key, arg);
+    return operation_key_equals(&TABLE_CONTAINER(node, struct bhvd_operation, by_name)->key, arg);
 }
 
 struct bhvd_operation *operation_find_locked(bhvd_context *ctx, const struct operation_key *key)
@@ -161,7 +154,7 @@ void operation_complete(struct bhvd_operation *op, const struct bhvd_error *erro
     atomic_fetch_sub(&ctx->outstanding, 1);
     if (atomic_exchange(&op->state, OPERATION_COMPLETE) == OPERATION_RUNS_AWAITED)
         futex_wake_all(&op->state);
-    completions_signal(&op->completion);
+    completions_signal(op);
     operation_release(op);
 }
 

@@ -27,8 +27,8 @@ struct bhvd_operation {
     bhvd_context *ctx;
     struct bhvd_operation *next;        // in the list of posted operations
     struct table_node by_name;          // in ctx->names
-    struct collective coll;             // its name lies inside `request`, its tensors follow this struct
-    uint32_t process_set;               // its number
+    struct operation_key key;           // its name lies inside `request`; a proxy has none
+    struct collective coll;             // its tensors follow this struct
     int byte_counter;                   // number of the counter of its bytes
     int32_t *splits;
     size_t split_count;
@@ -49,11 +49,6 @@ struct bhvd_operation {
     struct bhvd_error error;
     struct tensor tensors[];
 };
-
-static inline struct operation_key operation_key_of(const struct bhvd_operation *op)
-{
-    return (struct operation_key){op->process_set, op->coll.name_size, op->coll.name};
-}
 
 static inline struct bhvd_operation *operation_of(struct collective *coll)
 {

@@ -48,14 +48,10 @@ void lru_touch(struct lru_cache *cache, struct lru_entry *entry)
     }
 }
 
-bool lru_copy_request(struct lru_entry *entry, struct bytes *copy, const struct operation_key *key, const struct bytes *request)
+bool lru_copy_request(struct lru_entry *entry, struct bytes *copy, const struct bytes *request)
 {
     bytes_put(copy, request->data, request->size);
-    if (copy->failed)
-        return false;
-    entry->key = *key;
-    entry->key.name = (const char *)copy->data + (key->name - (const char *)request->data);
-    return true;
+    return !copy->failed && request_read_key(copy->data, copy->size, &entry->key);
 }
 
 bool lru_insert(struct lru_cache *cache, struct lru_entry *entry)
@@ -112,10 +108,10 @@ static void own_free(void *own)
     free(entry);
 }
 
-void response_cache_store(struct response_cache *cache, uint32_t id, const struct operation_key *key, const struct bytes *request,
-                          const int64_t *numbers, size_t number_count)
+void response_cache_store(struct response_cache *cache, uint32_t id, const struct bytes *request, const int64_t *numbers,
+                          size_t number_count)
 {
-    struct cache_entry *entry = lru_make_room(&cache->own, cache->capacity, key) ? calloc(1, sizeof *entry) : NULL;
+    struct cache_entry *entry = calloc(1, sizeof *entry);
     if (!entry)
         return;
     entry->cached.id = id;
@@ -123,7 +119,8 @@ void response_cache_store(struct response_cache *cache, uint32_t id, const struc
     entry->numbers = malloc((number_count + 1) * sizeof *numbers);
     if (entry->numbers)
         memcpy(entry->numbers, numbers, number_count * sizeof *numbers);
-    if (!entry->numbers || !lru_copy_request(&entry->cached, &entry->request, key, request) ||
+    if (!entry->numbers || !lru_copy_request(&entry->cached, &entry->request, request) ||
+        !lru_make_room(&cache->own, cache->capacity, &entry->cached.key) ||
         !lru_insert(&cache->own, &entry->cached))
         own_free(entry);
 }
@@ -159,20 +156,14 @@ uint32_t coordinator_cache_store(struct response_cache *cache, struct request *c
     return entry->cached.id;
 }
 
-struct response_cache *response_cache_create(int capacity)
+void response_cache_init(struct response_cache *cache, int capacity)
 {
-    struct response_cache *cache = calloc(1, sizeof *cache);
-    if (cache)
-        *cache = (struct response_cache){.capacity = capacity > 0 ? (size_t)capacity : 0, .own.free = own_free,
-                                         .coordinator.free = coordinator_free};
-    return cache;
+    *cache = (struct response_cache){.capacity = capacity > 0 ? (size_t)capacity : 0, .own.free = own_free,
+                                     .coordinator.free = coordinator_free};
 }
 
-void response_cache_destroy(struct response_cache *cache)
+void response_cache_fini(struct response_cache *cache)
 {
-    if (!cache)
-        return;
     lru_fini(&cache->own);
     lru_fini(&cache->coordinator);
-    free(cache);
 }

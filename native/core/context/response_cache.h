@@ -25,8 +25,8 @@ struct lru_cache {
 // The entry, whose first member is a struct lru_entry. NULL: none.
 void *lru_find(const struct lru_cache *cache, const struct operation_key *key);
 void *lru_find_id(const struct lru_cache *cache, uint32_t id);
-// Copies a request, and sets the entry's key to this one, whose name lies inside the request. False: no memory.
-bool lru_copy_request(struct lru_entry *entry, struct bytes *copy, const struct operation_key *key, const struct bytes *request);
+// Copies a request, and sets the entry's key to its own. False: no memory.
+bool lru_copy_request(struct lru_entry *entry, struct bytes *copy, const struct bytes *request);
 // The caller has set its id and key; it becomes the newest. False: no memory.
 bool lru_insert(struct lru_cache *cache, struct lru_entry *entry);
 void lru_touch(struct lru_cache *cache, struct lru_entry *entry);            // it becomes the newest
@@ -70,12 +70,11 @@ struct response_cache {
     uint32_t next_id;
 };
 
-// NULL: no memory.
-struct response_cache *response_cache_create(int capacity);
-void response_cache_destroy(struct response_cache *cache);
+void response_cache_init(struct response_cache *cache, int capacity);
+void response_cache_fini(struct response_cache *cache);
 
-// Replaces the entry of the name. Without room (all are in use) or memory it is not cached.
-void response_cache_store(struct response_cache *cache, uint32_t id, const struct operation_key *key, const struct bytes *request,
-                          const int64_t *numbers, size_t number_count);
+// Replaces the entry of the request's name. Without room (all are in use) or memory it is not cached.
+void response_cache_store(struct response_cache *cache, uint32_t id, const struct bytes *request, const int64_t *numbers,
+                          size_t number_count);
 // Takes references to the requests. Returns the new id, 0 if it could not be stored.
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size);

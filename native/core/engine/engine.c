@@ -97,9 +97,8 @@ static void complete_execution(bhvd_context *ctx, struct execution *execution, b
     count_sent(ctx, execution);
     for (int i = 0; i < execution->count && ctx->timeline.open; i++) {
         const struct bhvd_operation *op = operation_of(execution->colls[i]);
-        const struct operation_key key = operation_key_of(op);
         if (!op->coll.is_proxy)
-            timeline_operation_end(&ctx->timeline, &key, &op->request, status != BHVD_OK);
+            timeline_operation_end(&ctx->timeline, &op->key, &op->request, status != BHVD_OK);
     }
     for (int i = 0; i < execution->count; i++)
         operation_complete(operation_of(execution->colls[i]), status ? error : NULL);
@@ -129,10 +128,8 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
     for (int i = 0; i < execution->count; i++) {
         struct bhvd_operation *op = operation_of(execution->colls[i]);
         op->phase = OPERATION_EXECUTING;
-        if (ctx->timeline.open && !op->coll.is_proxy) {
-            const struct operation_key key = operation_key_of(op);
-            timeline_begin(&ctx->timeline, &key, "", operation_kind_name(op->coll.kind, op->coll.op));
-        }
+        if (!op->coll.is_proxy)
+            timeline_begin(&ctx->timeline, &op->key, "", operation_kind_name(op->coll.kind, op->coll.op));
     }
     ctx->counters.executions++;
     ctx->exec.sent = &execution->sent;
@@ -161,7 +158,7 @@ static void execute_pairwise(bhvd_context *ctx, struct bhvd_operation *op, uint3
         executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "no memory to start an operation");
         return;
     }
-    *execution = (struct execution){.process_set = op->process_set, .count = 1};
+    *execution = (struct execution){.process_set = op->key.process_set, .count = 1};
     execution->colls[0] = &op->coll;
     begin_execution(ctx, execution);
     ctx->exec.network = *network;                // this may be called during another execution

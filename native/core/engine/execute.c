@@ -334,7 +334,7 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
 
 bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
 {
-    struct group *group = &process_set_find(&ctx->sets, op->process_set)->group;
+    struct group *group = &process_set_find(&ctx->sets, op->key.process_set)->group;
     return op->coll.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
                                         : d_lp_s(&ctx->exec, group, &op->coll, NULL, plan, error);
 }

@@ -49,9 +49,9 @@ static bool is_awaited(const struct pending *pending)
 
 static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *stall)
 {
-    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
+    const int32_t *ranks = pending->set->group.ranks;
     int64_t waited_ns = stall->now_ns - pending->since_ns;
-    if (!set || waited_ns < stall->warning_ns || !is_awaited(pending))
+    if (waited_ns < stall->warning_ns || !is_awaited(pending))
         return;
     bool over_limit = stall->shutdown_ns > 0 && waited_ns >= stall->shutdown_ns;
     if (stall->now_ns - pending->warned_ns >= stall->warning_ns) {
@@ -62,10 +62,10 @@ static void look_at(bhvd_context *ctx, struct pending *pending, struct stall *st
     stall->shut_down |= over_limit;
     const struct request *first = pending->requests[pending->first];
     for (int i = 0; i < pending->size; i++) {
-        if (request_is_of_members(first) && !request_lists(first, set->group.ranks[i]))
+        if (request_is_of_members(first) && !request_lists(first, ranks[i]))
             continue;
-        if (!pending->requests[i] && !ctx->coordinator->requesters[set->group.ranks[i]].joined)
-            add_missing(stall, set->group.ranks[i], pending, over_limit);
+        if (!pending->requests[i] && !ctx->coordinator->requesters[ranks[i]].joined)
+            add_missing(stall, ranks[i], pending, over_limit);
     }
 }
 

@@ -42,36 +42,36 @@ static bool has_joined(const struct coordinator *c, int rank)
     return c->requesters[rank].joined && !c->requesters[rank].cache_misses;
 }
 
-static bool is_complete(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+static bool is_complete(const bhvd_context *ctx, const struct pending *pending)
 {
+    const struct group *group = &pending->set->group;
     const struct request *first = pending->requests[pending->first];
     const bool of_members = request_is_of_members(first);
     int count = pending->requested_count;
-    for (int i = 0; ctx->coordinator->joined_count && i < set->group.size; i++)
-        count += !pending->requests[i] && has_joined(ctx->coordinator, set->group.ranks[i]) &&
-                 (!of_members || request_lists(first, set->group.ranks[i]));
-    return count == (of_members ? (int)first->split_count : set->group.size);
+    for (int i = 0; ctx->coordinator->joined_count && i < group->size; i++)
+        count += !pending->requests[i] && has_joined(ctx->coordinator, group->ranks[i]) &&
+                 (!of_members || request_lists(first, group->ranks[i]));
+    return count == (of_members ? (int)first->split_count : group->size);
 }
 
-static bool can_never_be(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+static bool can_never_be(const bhvd_context *ctx, const struct pending *pending)
 {
     struct bhvd_error error;
     const struct request *first = pending->requests[pending->first];
     for (int i = 0; i < pending->size; i++) {
         const struct request *request = pending->requests[i];
         if (request ? request != first && request_compare(first, 0, request, 0, &error)
-                    : has_joined(ctx->coordinator, set->group.ranks[i]))
+                    : has_joined(ctx->coordinator, pending->set->group.ranks[i]))
             return true;
     }
     return false;
 }
 
 // After members have revoked an operation, others may never request it: if it cannot be done, it is refused without them.
-static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending, const struct process_set *set)
+static bool is_to_be_refused(const bhvd_context *ctx, const struct pending *pending)
 {
     struct bhvd_error error;
-    return pending->is_revoked && can_never_be(ctx, pending, set) &&
-           pending_check(pending, set, ctx->coordinator->last_joined, &error);
+    return pending->is_revoked && can_never_be(ctx, pending) && pending_check(pending, ctx->coordinator->last_joined, &error);
 }
 
 // After a rank has joined: some operations may be complete now, or can never be.
@@ -79,11 +79,10 @@ static void check_pending(bhvd_context *ctx)
 {
     const struct table *table = &ctx->coordinator->pending;
     for (struct pending *pending = pending_next(table, NULL), *next; pending; pending = next) {
-        const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
         next = pending_next(table, pending);
-        if (set && is_to_be_refused(ctx, pending, set))
-            refuse_revoked(ctx, set, pending);
-        else if (set && is_complete(ctx, pending, set))
+        if (is_to_be_refused(ctx, pending))
+            refuse_revoked(ctx, pending);
+        else if (is_complete(ctx, pending))
             responses_enqueue(ctx->coordinator, pending);
     }
 }
@@ -141,7 +140,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
 {
     struct coordinator *c = ctx->coordinator;
     struct requester *requester = &c->requesters[rank];
-    const struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
+    struct process_set *set = process_set_find(&ctx->sets, request->key.process_set);
     struct bhvd_error error;
     request_retain(request);
     request_release(requester->last);
@@ -176,7 +175,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     request_retain(request);
     pending->requested_count++;
     timeline_rank_ready(&ctx->timeline, &pending->key, rank);
-    if (is_complete(ctx, pending, set)) {
+    if (is_complete(ctx, pending)) {
         if (pending->size > 1) {
             const int64_t waited_ns = requester->at_ns - pending->requested_ns;
             requester->requested_last++;
@@ -191,14 +190,14 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
 static bhvd_status on_cached_request(bhvd_context *ctx, int rank, uint32_t id)
 {
     // Looked up for each rank: another rank's request can end an agreement, and free the entry.
-    struct coordinator_entry *entry = lru_find_id(&ctx->cache->coordinator, id);
+    struct coordinator_entry *entry = lru_find_id(&ctx->cache.coordinator, id);
     const struct process_set *set = entry ? process_set_find(&ctx->sets, entry->cached.key.process_set) : NULL;
     int index = set ? process_set_index(set, rank) : -1;
     ctx->coordinator->requesting_rank = rank;
     if (index < 0)
         return response_send_cache_miss(ctx, rank, id);
     if (!entry->cached.user)                    // for the first rank's request only, so the others need not update the order
-        lru_touch(&ctx->cache->coordinator, &entry->cached);
+        lru_touch(&ctx->cache.coordinator, &entry->cached);
     return on_request(ctx, rank, entry->requests[index], entry);
 }
 
@@ -216,13 +215,12 @@ static bhvd_status on_id_range(bhvd_context *ctx, const int *ranks, int count, c
 static bhvd_status check_revoked(bhvd_context *ctx, const struct operation_key *key)
 {
     struct pending *pending = pending_find(&ctx->coordinator->pending, key);
-    struct process_set *set = process_set_find(&ctx->sets, key->process_set);
-    if (!pending || !set)
+    if (!pending)
         return BHVD_OK;                     // all ranks have requested it
     if (!pending->is_revoked)
-        pairwise_release(ctx, set, 1);
+        pairwise_release(ctx, pending->set, 1);
     pending->is_revoked = true;
-    return is_to_be_refused(ctx, pending, set) ? refuse_revoked(ctx, set, pending) : BHVD_OK;
+    return is_to_be_refused(ctx, pending) ? refuse_revoked(ctx, pending) : BHVD_OK;
 }
 
 // Most ranks send exactly the same request as another rank: they share it, which saves the time to parse and
@@ -268,10 +266,9 @@ static bhvd_status on_inline(bhvd_context *ctx, const int *ranks, int count, str
     if (!item.values || count != 1)
         return BHVD_ERR_PROTOCOL;
     bhvd_status status = on_cached_request(ctx, ranks[0], item.id);
-    const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache->coordinator, item.id);
+    const struct coordinator_entry *entry = status ? NULL : lru_find_id(&ctx->cache.coordinator, item.id);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
-    const struct process_set *set = pending ? process_set_find(&ctx->sets, pending->key.process_set) : NULL;
-    const int member = set ? process_set_index(set, ranks[0]) : -1;
+    const int member = pending ? process_set_index(pending->set, ranks[0]) : -1;
     return member >= 0 && pending->requests[member] ? inline_payload_add(pending, member, &item) : status;
 }
 
@@ -346,11 +343,8 @@ bhvd_status coordinator_respond(bhvd_context *ctx)
 
 static void end_pending(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
 {
-    struct coordinator *c = ctx->coordinator;
-    const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
-    table_remove(&c->pending, &pending->by_name);
-    if (set)
-        response_refuse_all(ctx, set, pending, error);
+    table_remove(&ctx->coordinator->pending, &pending->by_name);
+    response_refuse_all(ctx, pending, error);
     pending_free(pending);
 }
 
@@ -362,9 +356,8 @@ void coordinator_on_goodbye(bhvd_context *ctx, int rank)
     c->requesters[rank].departed = ++c->departed_count;
     struct bhvd_error error;
     for (struct pending *pending = pending_next(&c->pending, NULL), *next; pending; pending = next) {
-        const struct process_set *set = process_set_find(&ctx->sets, pending->key.process_set);
         next = pending_next(&c->pending, pending);
-        if (set && coordinator_any_departed(ctx, set, &error))
+        if (coordinator_any_departed(ctx, pending->set, &error))
             end_pending(ctx, pending, &error);
     }
     if (c->joined_count) {
@@ -410,16 +403,16 @@ bhvd_status coordinator_set_removed(bhvd_context *ctx, struct process_set *set)
     error_set(&error, BHVD_ERR_UNSUPPORTED, "process set %u was removed while the operation was in flight", process_set);
     for (struct pending *pending = pending_next(table, NULL), *next; pending; pending = next) {
         next = pending_next(table, pending);
-        if (pending->key.process_set == process_set)
+        if (pending->set == set)
             end_pending(ctx, pending, &error);
     }
-    struct lru_cache *cache = &ctx->cache->coordinator;
+    struct lru_cache *cache = &ctx->cache.coordinator;
     for (struct lru_entry *entry = cache->oldest, *newer; entry; entry = newer) {
         newer = entry->newer;
         if (entry->key.process_set == process_set)
             lru_remove(cache, entry);
     }
-    refuse_forget_set(ctx->coordinator, process_set);
+    responses_forget_set(ctx->coordinator, set);
     pairwise_release(ctx, set, set->pairwise_count);
     return BHVD_OK;
 }

@@ -99,18 +99,17 @@ bhvd_status responses_send(bhvd_context *ctx);
 // All ranks have joined.
 bhvd_status response_send_join(bhvd_context *ctx, const struct operation_key *key);
 // Ends an operation with an error, on all members that have requested it / on one rank.
-bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct pending *pending,
-                                const struct bhvd_error *error);
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct pending *pending, const struct bhvd_error *error);
 bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_key *key, const struct bhvd_error *error);
 // Asks for the full request of an unknown id. BHVD_ERR_PROTOCOL: the rank has left too many such questions without a reply.
 bhvd_status response_send_cache_miss(bhvd_context *ctx, int rank, uint32_t id);
 
 // Refuses a pending operation that members have revoked (pairwise.h), before the others request it.
-bhvd_status refuse_revoked(bhvd_context *ctx, const struct process_set *set, struct pending *pending);
+bhvd_status refuse_revoked(bhvd_context *ctx, struct pending *pending);
 // Each of the others requests it once, when it revokes it too; a later request is not a revoked one. True: this was that
 // request, and it was refused like those before.
 bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int rank, struct request *request, bhvd_status *status);
-// Expects no more of these requests in this set.
-void refuse_forget_set(struct coordinator *c, uint32_t process_set);
+// Ends the operations of a removed set: expects no more of these requests, and responds to no complete ones.
+void responses_forget_set(struct coordinator *c, const struct process_set *set);
 
 void responses_fini(struct coordinator *c);

@@ -16,7 +16,7 @@ static bool collective_is_small(const struct collective *coll)
 
 bool inline_payload_applies(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
-    const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
+    const struct process_set *set = process_set_find(&ctx->sets, op->key.process_set);
     return collective_is_small(&op->coll) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
            inline_payload_is_chosen(ctx->exec.allreduce_path, ctx->tree_fanout == TREE_STAR);
 }

@@ -19,12 +19,11 @@ static struct bhvd_operation *user_of(const struct cache_entry *entry)
 
 static void put_request(bhvd_context *ctx, struct bytes *out, struct id_range *range, struct bhvd_operation *op)
 {
-    struct operation_key key = operation_key_of(op);
-    struct cache_entry *entry = ctx->cache->capacity ? lru_find(&ctx->cache->own, &key) : NULL;
+    struct cache_entry *entry = ctx->cache.capacity ? lru_find(&ctx->cache.own, &op->key) : NULL;
     if (entry && !entry->cached.user && entry->request.size == op->request.size &&
         memcmp(entry->request.data, op->request.data, op->request.size) == 0) {
         lru_pin(&entry->cached, &op->cached);
-        lru_touch(&ctx->cache->own, &entry->cached);
+        lru_touch(&ctx->cache.own, &entry->cached);
         ctx->counters.cache_hits++;
         if (inline_payload_applies(ctx, op)) {
             inline_payload_put(out, entry->cached.id, op->coll.tensors[0].src, op->coll.tensors[0].nbytes);
@@ -44,7 +43,7 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
     out->size = 0;
     for (struct bhvd_operation *op = posted, *next; op && !status; op = next) {
         next = op->next;
-        if (!process_set_find(&ctx->sets, op->process_set)) {
+        if (!process_set_find(&ctx->sets, op->key.process_set)) {
             struct bhvd_error error;
             error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
                       (int)op->coll.name_size, op->coll.name);
@@ -77,13 +76,13 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
 
 bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
 {
-    struct cache_entry *entry = lru_find_id(&ctx->cache->own, bytes_take_u32(&r));
+    struct cache_entry *entry = lru_find_id(&ctx->cache.own, bytes_take_u32(&r));
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     struct bytes out = {0};
     if (r.failed || (op && op->phase >= OPERATION_AGREED))      // a response used this very id
         return BHVD_ERR_PROTOCOL;
     if (op) {
-        lru_remove(&ctx->cache->own, &entry->cached);
+        lru_remove(&ctx->cache.own, &entry->cached);
         relay_put_request(ctx, &out, ITEM_RESENT, op);
     } else {
         bytes_put_u8(&out, ITEM_RESENT);
@@ -145,7 +144,7 @@ bool response_agrees(const struct process_set *set, const struct bhvd_operation 
 
 bool response_continues(const struct execution *execution, const struct bhvd_operation *op)
 {
-    if (op->process_set != execution->process_set)
+    if (op->key.process_set != execution->process_set)
         return false;
     if (execution->count == 0)
         return true;
@@ -195,7 +194,7 @@ static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct reque
     op->coll.is_proxy = true;
     atomic_init(&op->references, 1);
     op->coll.kind = request->kind;
-    op->process_set = request->key.process_set;
+    op->key.process_set = request->key.process_set;
     op->coll.op = request->op;
     op->coll.codec = request->codec;
     op->coll.codec_options.parameter = request->codec_parameter;
@@ -286,10 +285,8 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
             operation_release(op);
         return status;
     }
-    if (id && !op->coll.is_proxy) {
-        const struct operation_key own = operation_key_of(op);
-        response_cache_store(ctx->cache, id, &own, &op->request, op->response_numbers, count);
-    }
+    if (id && !op->coll.is_proxy)
+        response_cache_store(&ctx->cache, id, &op->request, op->response_numbers, count);
     *out = op;
     return BHVD_OK;
 }
@@ -297,7 +294,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
 // NULL: it has ended, on all ranks, because its process set was removed.
 static struct bhvd_operation *take_cached(bhvd_context *ctx, uint32_t id)
 {
-    struct cache_entry *entry = lru_find_id(&ctx->cache->own, id);
+    struct cache_entry *entry = lru_find_id(&ctx->cache.own, id);
     struct bhvd_operation *op = entry ? user_of(entry) : NULL;
     if (op) {
         op->response_numbers = entry->numbers;
@@ -364,7 +361,7 @@ bhvd_status member_on_response(bhvd_context *ctx, struct bytes_reader r)
     uint32_t count = bytes_take_u32(&r);
     // Each item takes some bytes, or is an id that this rank knows.
     if (r.failed || window == 0 || window > LINK_MATCH_QUEUES || number < window ||
-        count > (uint64_t)(r.end - r.at) + ctx->cache->own.by_id.count)
+        count > (uint64_t)(r.end - r.at) + ctx->cache.own.by_id.count)
         return BHVD_ERR_PROTOCOL;
     struct execution *execution = malloc(sizeof *execution + count * sizeof execution->colls[0]);
     if (!execution)

@@ -107,9 +107,8 @@ void pairwise_release(bhvd_context *ctx, struct process_set *set, int count)
 bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, uint32_t id, const struct network_cost *network)
 {
     struct pairwise *pairwise = ctx->pairwise;
-    const struct operation_key key = operation_key_of(op);
-    const struct process_set *set = process_set_find(&ctx->sets, op->process_set);
-    struct pairwise_entry *entry = lru_find(&pairwise->all, &key);
+    const struct process_set *set = process_set_find(&ctx->sets, op->key.process_set);
+    struct pairwise_entry *entry = lru_find(&pairwise->all, &op->key);
     if (entry)
         forget(ctx, entry);
     entry = calloc(1, sizeof *entry);
@@ -121,7 +120,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
     const struct peers peers = primitive_peers(&op->coll, set->group.size, set->group.rank);
     for (int p = 0; p < peers.count; p++)
         entry->neighbors[entry->count++].rank = set->group.ranks[peers.index[p]];
-    if (lru_copy_request(&entry->cached, &entry->request, &key, &op->request) && lru_insert(&pairwise->all, &entry->cached))
+    if (lru_copy_request(&entry->cached, &entry->request, &op->request) && lru_insert(&pairwise->all, &entry->cached))
         return BHVD_OK;
     entry_free(entry);
     return BHVD_ERR_SYSTEM;
@@ -156,9 +155,9 @@ static bhvd_status signal_neighbors(bhvd_context *ctx, const struct pairwise_ent
 static bhvd_status revoke_entry(bhvd_context *ctx, struct pairwise_entry *entry, int departed)
 {
     const bhvd_status status = signal_neighbors(ctx, entry, FRAME_PAIRWISE_REVOKE, entry->number, departed);
-    struct cache_entry *own = lru_find(&ctx->cache->own, &entry->cached.key);
+    struct cache_entry *own = lru_find(&ctx->cache.own, &entry->cached.key);
     if (own && !own->cached.user)
-        lru_remove(&ctx->cache->own, &own->cached);
+        lru_remove(&ctx->cache.own, &own->cached);
     entry->is_revoked = true;
     return status;
 }
@@ -180,8 +179,7 @@ static bool someone_is_gone(const bhvd_context *ctx, const struct pairwise_entry
 
 enum pairwise_state pairwise_post(bhvd_context *ctx, struct bhvd_operation *op)
 {
-    const struct operation_key key = operation_key_of(op);
-    struct pairwise_entry *entry = lru_find(&ctx->pairwise->all, &key);
+    struct pairwise_entry *entry = lru_find(&ctx->pairwise->all, &op->key);
     if (!entry)
         return PAIRWISE_NONE;
     if (entry->is_revoked) {

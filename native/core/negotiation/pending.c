@@ -24,13 +24,13 @@ struct pending *pending_next(const struct table *table, const struct pending *pe
     return node ? TABLE_CONTAINER(node, struct pending, by_name) : NULL;
 }
 
-struct pending *pending_create(struct table *table, const struct process_set *set, int first,
-                               const struct request *request)
+struct pending *pending_create(struct table *table, struct process_set *set, int first, const struct request *request)
 {
     struct pending *pending = calloc(1, sizeof *pending + (size_t)set->group.size * sizeof pending->requests[0]);
     if (!pending)
         return NULL;
     pending->key = request->key;
+    pending->set = set;
     pending->size = set->group.size;
     pending->first = first;
     pending->since_ns = pending->warned_ns = clock_now_ns();
@@ -74,9 +74,9 @@ static bool splits_fit(const struct request *request, int size)
     return true;
 }
 
-bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
-                          struct bhvd_error *error)
+bhvd_status pending_check(const struct pending *pending, int last_joined, struct bhvd_error *error)
 {
+    const int32_t *ranks = pending->set->group.ranks;
     int lowest = 0;                     // not the first to request it: errors must not name ranks by chance
     while (!pending->requests[lowest])
         lowest++;
@@ -84,7 +84,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     for (int i = lowest + 1; i < pending->size; i++) {
         if (!pending->requests[i])
             continue;
-        bhvd_status status = request_compare(first, set->group.ranks[lowest], pending->requests[i], set->group.ranks[i], error);
+        bhvd_status status = request_compare(first, ranks[lowest], pending->requests[i], ranks[i], error);
         if (status)
             return status;
     }
@@ -99,7 +99,7 @@ bhvd_status pending_check(const struct pending *pending, const struct process_se
     for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
         if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
             return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
-                             (int)first->key.name_size, first->key.name, set->group.ranks[i]);
+                             (int)first->key.name_size, first->key.name, ranks[i]);
     }
     if (first->tensor_count * response_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
         return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "

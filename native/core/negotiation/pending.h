@@ -15,6 +15,7 @@ struct pending {
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
     int fused_count;                            // and number of its operations
     struct operation_key key;                   // name inside a request
+    struct process_set *set;
     int size;                                   // of the process set
     struct lru_entry *entry;                    // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
@@ -29,8 +30,7 @@ struct pending {
 
 // Adds it to the table, without any request; `first` (position in the set) will be the first to request it, by `request`. NULL:
 // out of memory.
-struct pending *pending_create(struct table *table, const struct process_set *set, int first,
-                               const struct request *request);
+struct pending *pending_create(struct table *table, struct process_set *set, int first, const struct request *request);
 // NULL: not requested.
 struct pending *pending_find(const struct table *table, const struct operation_key *key);
 // The next one in the table, as table_next; NULL: the first.
@@ -39,8 +39,7 @@ struct pending *pending_next(const struct table *table, const struct pending *pe
 void pending_free(struct pending *pending);
 
 // Do all members request the same, and can it be done? Members without a request have joined, `last_joined` last.
-bhvd_status pending_check(const struct pending *pending, const struct process_set *set, int last_joined,
-                          struct bhvd_error *error);
+bhvd_status pending_check(const struct pending *pending, int last_joined, struct bhvd_error *error);
 // The operation in progress that uses this entry; NULL: none.
 struct pending *pending_of(const struct lru_entry *entry);
 // May both be fused? Both have passed the check.

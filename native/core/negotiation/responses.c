@@ -65,13 +65,12 @@ bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_
     return relay_send_to(ctx, rank, FRAME_RESPONSE, out);
 }
 
-bhvd_status response_refuse_all(bhvd_context *ctx, const struct process_set *set, const struct pending *pending,
-                                const struct bhvd_error *error)
+bhvd_status response_refuse_all(bhvd_context *ctx, const struct pending *pending, const struct bhvd_error *error)
 {
     bhvd_status status = BHVD_OK;
     for (int i = 0; i < pending->size && !status; i++) {
         if (pending->requests[i])
-            status = response_refuse(ctx, set->group.ranks[i], &pending->key, error);
+            status = response_refuse(ctx, pending->set->group.ranks[i], &pending->key, error);
     }
     return status;
 }
@@ -106,13 +105,19 @@ static void forget_refused(struct coordinator *c, struct pending **at)
         pending_free(pending);
 }
 
-void refuse_forget_set(struct coordinator *c, uint32_t process_set)
+void responses_forget_set(struct coordinator *c, const struct process_set *set)
 {
-    for (struct pending **at = &c->refused.head; *at;) {
-        if ((*at)->key.process_set == process_set)
-            forget_refused(c, at);
-        else
-            at = &(*at)->next;
+    struct pending *lists[] = {fifo_take_all(&c->refused), fifo_take_all(&c->ready)};
+    for (int i = 0; i < 2; i++) {
+        for (struct pending *pending = lists[i], *next; pending; pending = next) {
+            next = pending->next;
+            if (pending->set == set)
+                pending_free(pending);
+            else if (i)
+                fifo_put(&c->ready, pending, next);
+            else
+                fifo_put(&c->refused, pending, next);
+        }
     }
 }
 
@@ -124,7 +129,7 @@ bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int r
     struct bhvd_error error;
     if (!pending || index < 0 || pending->requests[index])
         return false;
-    pending_check(pending, set, c->last_joined, &error);
+    pending_check(pending, c->last_joined, &error);
     pending->requests[index] = request;
     pending->requested_count++;
     request_retain(request);
@@ -134,11 +139,11 @@ bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int r
     return true;
 }
 
-static bhvd_status refuse(bhvd_context *ctx, const struct process_set *set, struct pending *pending, const struct bhvd_error *error)
+static bhvd_status refuse(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
 {
     timeline_negotiation_end(&ctx->timeline, &pending->key);
     timeline_refusal(&ctx->timeline, &pending->key, error->message);
-    bhvd_status status = response_refuse_all(ctx, set, pending, error);
+    bhvd_status status = response_refuse_all(ctx, pending, error);
     if (pending->is_revoked && pending->requested_count < pending->size) {
         lru_unpin(&pending->entry);
         fifo_put(&ctx->coordinator->refused, pending, next);    // the others will still request it, once each
@@ -148,12 +153,12 @@ static bhvd_status refuse(bhvd_context *ctx, const struct process_set *set, stru
     return status;
 }
 
-bhvd_status refuse_revoked(bhvd_context *ctx, const struct process_set *set, struct pending *pending)
+bhvd_status refuse_revoked(bhvd_context *ctx, struct pending *pending)
 {
     struct bhvd_error error;
-    pending_check(pending, set, ctx->coordinator->last_joined, &error);
+    pending_check(pending, ctx->coordinator->last_joined, &error);
     table_remove(&ctx->coordinator->pending, &pending->by_name);
-    return refuse(ctx, set, pending, &error);
+    return refuse(ctx, pending, &error);
 }
 
 // -------------------------------------------------------------------------------------------------------------- fusion
@@ -212,16 +217,12 @@ static bhvd_status refuse_some(bhvd_context *ctx)
     bhvd_status status = BHVD_OK;
     for (struct pending *p = fifo_take_all(&c->ready), *next; p; p = next) {
         struct bhvd_error error;
-        const struct process_set *set = process_set_find(&ctx->sets, p->key.process_set);
         next = p->next;
         // If all requested it by one id, they were compared when the id was assigned.
-        if (status ||
-            (set && ((p->entry && p->requested_count == p->size) || !pending_check(p, set, c->last_joined, &error))))
+        if (status || (p->entry && p->requested_count == p->size) || !pending_check(p, c->last_joined, &error))
             fifo_put(&c->ready, p, next);
-        else if (set)
-            status = refuse(ctx, set, p, &error);
         else
-            pending_free(p);
+            status = refuse(ctx, p, &error);
     }
     return status;
 }
@@ -235,7 +236,7 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
     if (all && pending->entry) {
         if (inline_payload_is_whole(pending)) {
             inline_payload_put_sum(&ctx->exec, pending, out);
-        } else if (pairwise_try_begin(ctx, process_set_find(&ctx->sets, pending->key.process_set), first)) {
+        } else if (pairwise_try_begin(ctx, pending->set, first)) {
             forget_refused(ctx->coordinator, find_refused(ctx->coordinator, &pending->key));    // some members joined instead
             bytes_put_u8(out, ITEM_PAIRWISE);
             bytes_put_u32(out, pending->entry->id);
@@ -244,8 +245,8 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
         }
         return false;
     }
-    if (all && ctx->cache->capacity && !OPERATION_TRAITS[first->kind].changes_sets)
-        id = coordinator_cache_store(ctx->cache, pending->requests, pending->size);
+    if (all && ctx->cache.capacity && !OPERATION_TRAITS[first->kind].changes_sets)
+        id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
     put_header(out, &pending->key, id, BHVD_OK);
     return true;
 }
@@ -265,8 +266,9 @@ static void put_response(bhvd_context *ctx, struct bytes *out, const struct pend
 }
 
 // For alltoall, whose responses differ per member; this rank last, as in all responses.
-static bhvd_status respond_each(bhvd_context *ctx, const struct process_set *set, const struct pending *pending)
+static bhvd_status respond_each(bhvd_context *ctx, const struct pending *pending)
 {
+    const struct process_set *set = pending->set;
     const struct request *first = pending->requests[pending->first];
     struct bytes *out = &ctx->coordinator->out;
     bhvd_status status = BHVD_OK;
@@ -306,10 +308,10 @@ bhvd_status responses_send(bhvd_context *ctx)
     bhvd_status status = refuse_some(ctx);
     fuse(c, (size_t)ctx->options.fusion_threshold);
     for (struct pending *fusion; !status && (fusion = fifo_take(&c->ready, next));) {
-        const struct process_set *set = process_set_find(&ctx->sets, fusion->key.process_set);
+        const struct process_set *set = fusion->set;
         if (fusion->requests[fusion->first]->kind == BHVD_ALLTOALL) {
             timeline_negotiation_end(&ctx->timeline, &fusion->key);
-            status = respond_each(ctx, set, fusion);
+            status = respond_each(ctx, fusion);
             pending_free(fusion);
             continue;
         }
