@@ -69,7 +69,7 @@ def test_every_include_names_an_existing_file():
 
 def test_includes_point_down():
     found = list(all_includes())
-    assert len(found) > 500         # the search works
+    assert len(found) > 300         # the search works
     wrong = [f"{what}: {why}" for folder, included, what in found if (why := complaint(folder, included))]
     assert not wrong, "\n".join(wrong)
 
