@@ -268,8 +268,12 @@ def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: ty
                   op: int | None = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> torch.Tensor:
     compressed, context = compression.compress(tensor)
-    reduced = _differentiable(HorovodReducescatter, [compressed], compressed, name, op, process_set, prescale_factor,
-                              postscale_factor)
+    if compressed.requires_grad and torch.is_grad_enabled():
+        reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    else:
+        reduced = rules.reducescatter(
+            frontend, compressed, name, op, process_set, prescale_factor, postscale_factor, blocking=True
+        ).wait()
     return compression.decompress(reduced, context)
 
 
