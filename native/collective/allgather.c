@@ -93,7 +93,7 @@ struct allgather {
     const struct hierarchy *h;
     size_t *part, *offset;              // by position, offset: of its part in the output
     size_t slice, slices;               // bytes, whole segments; number per part
-    int rounds;                         // per host: the last ones of a small host are empty
+    int rounds;                         // of the largest host; others need fewer
     struct span_list list;              // of a piece: where each local member's goes ...
     size_t *local_part;                 // ... and its bytes
     struct exchange_pipeline distributing;
@@ -186,7 +186,9 @@ bhvd_status allgather_hierarchical(struct plan *plan, struct executor *exec, con
     struct schedule *schedule = plan_begin(plan, group);
     for (int piece = 0; piece < h->hosts * g->rounds * (int)g->slices; piece++) {
         const struct byte_range most = {0, members * size_min(longest, g->slice)};
-        schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, most, exchange(schedule, g, piece));
+        const struct round round = round_of(g, piece);
+        if (round.first < hierarchy_members_of(h, round.host))
+            schedule_distribute_within(schedule, piece, in_buffer(OUTPUT_BUFFER, 0), 0, most, exchange(schedule, g, piece));
     }
     plan->release = free;
     plan->operands = (struct operands){.input = src, .output = dst, .begin_pipeline = begin_pipeline, .local = h->local, .arg = g};

@@ -127,16 +127,16 @@ bhvd_status allreduce_shared(struct executor *exec, struct group *group, const s
 
 static void write_shard(const struct shards *x, struct schedule *schedule, struct byte_range mine)
 {
-    allreduce_schedule(schedule, x->exec->allreduce_path, &x->network, mine.nbytes, bhvd_dtype_size(x->within.dtype));
+    allreduce_schedule(schedule, x->exec->allreduce_path, &x->network, mine.nbytes, bhvd_dtype_size(x->reduction.dtype));
 }
 
 bhvd_status allreduce_hierarchical(struct plan *plan, struct executor *exec, const struct group *group,
                                    const struct reduction *reduction, struct span_list *list)
 {
     static const struct shards_work work = {.shard_nbytes = 2 << 20, .in_flight = SHARDS_IN_FLIGHT, .write = write_shard};
-    struct reduction within = *reduction;
-    within.postscale = 1.0;
-    const bhvd_status status = shards_plan(exec, group, NULL, &within, &work, list, plan);
+    struct reduction unscaled = *reduction;
+    unscaled.postscale = 1.0;
+    const bhvd_status status = shards_plan(exec, group, NULL, &unscaled, &work, list, plan);
     if (!status)
         plan->operands.reduction = *reduction;
     return status;

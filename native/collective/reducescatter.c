@@ -127,7 +127,7 @@ enum {
 
 struct reducescatter {
     const struct hierarchy *h;
-    struct reduction within;
+    struct reduction reduction;
     const unsigned char *src;
     size_t *part, *offset;              // by position, offset: of its part in src
     size_t slice;                       // bytes, whole cache lines
@@ -158,7 +158,7 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
             r->local_part[index] += slice.nbytes;
         }
     }
-    reducescatter_begin(&r->reducing, h->local, slot, &r->within, &r->list, location_pointer(buffers, step->to), r->local_part);
+    reducescatter_begin(&r->reducing, h->local, slot, &r->reduction, &r->list, location_pointer(buffers, step->to), r->local_part);
     return &r->reducing.pipeline;
 }
 
@@ -192,10 +192,10 @@ bhvd_status reducescatter_hierarchical(struct plan *plan, struct executor *exec,
     if (!r)
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %d ranks", group->size);
     struct span *spans = (struct span *)(r + 1);
-    *r = (struct reducescatter){.h = h, .within = *reduction, .src = src, .list = {.spans = spans, .capacity = n},
+    *r = (struct reducescatter){.h = h, .reduction = *reduction, .src = src, .list = {.spans = spans, .capacity = n},
                                 .slice = part[0] < most ? size_round_up(part[0], CACHE_LINE) : most,
                                 .part = (size_t *)(spans + n)};
-    r->within.postscale = 1.0;
+    r->reduction.postscale = 1.0;
     r->offset = parts_keep(r->part, part, n);
     r->cross_part = r->offset + n;
     r->local_part = r->cross_part + hosts;

@@ -79,7 +79,7 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
     span_list_cut(&x->piece, &cursor, step->values.nbytes);
     hierarchy_cut(x->h, step->values.nbytes, x->part);
     if (step->kind == STEP_REDUCE_WITHIN) {
-        reducescatter_begin(&x->reducing, x->h->local, slot, &x->within, &x->piece, shard, x->part);
+        reducescatter_begin(&x->reducing, x->h->local, slot, &x->reduction, &x->piece, shard, x->part);
         return &x->reducing.pipeline;
     }
     allgather_begin(&x->distributing, exec, x->h->local, slot, shard, &x->piece, x->part);
@@ -87,7 +87,8 @@ static struct pipeline *begin_pipeline(void *arg, struct executor *exec, int slo
 }
 
 bhvd_status shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
-                        const struct reduction *within, const struct shards_work *work, struct span_list *list, struct plan *plan)
+                        const struct reduction *reduction, const struct shards_work *work, struct span_list *list,
+                        struct plan *plan)
 {
     const struct hierarchy *h = group->hierarchy;
     const size_t spans = list->count, sizes = SHARDS_IN_FLIGHT + (size_t)h->local->size;
@@ -96,7 +97,7 @@ bhvd_status shards_plan(struct executor *exec, const struct group *group, const 
         return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu bytes", list->nbytes);
     struct span *memory = (struct span *)(x + 1);
     *x = (struct shards){.h = h, .work = work, .nbytes = list->nbytes, .scratch = (size_t *)(memory + spans), .exec = exec,
-                         .coll = coll, .network = exec->network, .within = *within, .list = &plan->list,
+                         .coll = coll, .network = exec->network, .reduction = *reduction, .list = &plan->list,
                          .piece = {.spans = memory, .capacity = spans}};
     x->shard_nbytes = size_min(work->shard_nbytes, hierarchy_shard(h, list->nbytes, 0).nbytes);
     x->in_flight = size_min(work->in_flight, pieces_of(x));

@@ -33,7 +33,7 @@ struct shards {
     struct executor *exec;
     const struct collective *coll;
     struct network_cost network;
-    struct reduction within;
+    struct reduction reduction;
     const struct span_list *list;
     struct span_list piece;             // the spans of the piece being reduced or distributed
     size_t *part;                       // and, by local member, bytes of its shard
@@ -47,6 +47,7 @@ struct shards {
 void schedule_shards(struct schedule *schedule, const struct shards *x);
 
 // Plans the work on the list, which is not empty, in this group, which has a hierarchy. Takes ownership of the list. coll: for the
-// work; NULL if it needs none. within: the reduction within hosts.
+// work; NULL if it needs none. reduction: within hosts.
 bhvd_status shards_plan(struct executor *exec, const struct group *group, const struct collective *coll,
-                        const struct reduction *within, const struct shards_work *work, struct span_list *list, struct plan *plan);
+                        const struct reduction *reduction, const struct shards_work *work, struct span_list *list,
+                        struct plan *plan);

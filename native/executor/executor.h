@@ -132,7 +132,7 @@ static inline void executor_count_message(const struct executor *exec, const str
 bool executor_poll(struct executor *exec, bool poll_sockets);
 // Is data in flight over a link that no descriptor reports?
 bool executor_needs_poll(const struct executor *exec);
-// Is there work that can be detected without a system call?
+// Is there work that can be detected without a system call? Asks tasks_can_advance(), which may fail the executor.
 bool executor_has_work(struct executor *exec);
 // Do frames wait for space in a ring?
 bool executor_waits_for_room(const struct executor *exec);

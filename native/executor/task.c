@@ -179,7 +179,7 @@ static bool task_advance(struct executor *exec, struct task *task)
 
 // -------------------------------------------------------------------------------------------------------- within the host
 
-static int next_within(const struct task *task, int index)
+static int next_host_step(const struct task *task, int index)
 {
     while (index < task->schedule.count && !is_within(task->schedule.steps[index].kind))
         index++;
@@ -194,41 +194,41 @@ static bool may_take_slot(const struct task *task)
     return !user || user == task;
 }
 
-static bool may_begin_within(const struct task *task)
+static bool may_begin_host_step(const struct task *task)
 {
-    return task->within < task->schedule.count && task->steps[task->within].waits == 0 && may_take_slot(task);
+    return task->host_step < task->schedule.count && task->steps[task->host_step].waits == 0 && may_take_slot(task);
 }
 
-static void end_within(struct executor *exec, struct task *task)
+static void end_host_step(struct executor *exec, struct task *task)
 {
-    const int index = task->within;
+    const int index = task->host_step;
     pipeline_end(exec, task->pipeline);
     task->pipeline = NULL;
-    task->within = next_within(task, index + 1);
-    if (task->within == task->schedule.count)
+    task->host_step = next_host_step(task, index + 1);
+    if (task->host_step == task->schedule.count)
         leave_slot(task);
     end(task, index);
 }
 
-static bool task_advance_within(struct executor *exec, struct task *task)
+static bool task_advance_host_step(struct executor *exec, struct task *task)
 {
     const struct operands *operands = &task->operands;
     struct bhvd_sent *sent_before = exec->sent;
     bool progress = false;
     task->awaited = -1;
-    if (task->within < task->schedule.count && may_take_slot(task))
+    if (task->host_step < task->schedule.count && may_take_slot(task))
         operands->local->users[task->slot] = task;
     exec->sent = task->sent;
     for (size_t nbytes = 0; nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
         if (!task->pipeline) {
-            if (!may_begin_within(task))
+            if (!may_begin_host_step(task))
                 break;
-            task->pipeline = operands->begin_pipeline(operands->arg, exec, task->slot, &task->schedule.steps[task->within],
+            task->pipeline = operands->begin_pipeline(operands->arg, exec, task->slot, &task->schedule.steps[task->host_step],
                                                       task->buffers);
         } else if (pipeline_is_complete(task->pipeline)) {
-            end_within(exec, task);
+            end_host_step(exec, task);
         } else if (pipeline_advance(exec, task->pipeline)) {
-            nbytes += size_min(task->schedule.steps[task->within].values.nbytes, SHM_BUFFER_BYTES);
+            nbytes += size_min(task->schedule.steps[task->host_step].values.nbytes, SHM_BUFFER_BYTES);
         } else {
             task->awaited = operands->local->ranks[task->pipeline->slowest];
             pipeline_can_advance(exec, task->pipeline);    // has the awaited member left?
@@ -247,7 +247,7 @@ static bool task_can_advance(struct executor *exec, struct task *task)
         return true;
     if (task->pipeline)
         return pipeline_is_complete(task->pipeline) || pipeline_can_advance(exec, task->pipeline);
-    return may_begin_within(task);
+    return may_begin_host_step(task);
 }
 
 // -------------------------------------------------------------------------------------------------------------- creation
@@ -312,7 +312,7 @@ static struct task *task_create(struct executor *exec, struct plan *plan)
         return NULL;
     }
     task->has_priority = moves_little(&task->schedule);
-    task->within = next_within(task, 0);
+    task->host_step = next_host_step(task, 0);
     number_and_link_steps(task);
     for (int i = 0; i < task->schedule.count; i++) {
         if (task->steps[i].waits == 0)
@@ -367,7 +367,7 @@ static struct task *start(struct executor *exec, struct plan *plan, void (*on_co
     task->arg = arg;
     fifo_put(&exec->tasks, task, next);
     task_advance(exec, task);
-    task_advance_within(exec, task);
+    task_advance_host_step(exec, task);
     return task;
 }
 
@@ -414,7 +414,7 @@ static bool advance_all(struct executor *exec, bool (*advance)(struct executor *
 bool tasks_advance(struct executor *exec)
 {
     bool progress = advance_all(exec, task_advance);
-    return advance_all(exec, task_advance_within) || progress;
+    return advance_all(exec, task_advance_host_step) || progress;
 }
 
 bool tasks_can_advance(struct executor *exec)

@@ -58,7 +58,7 @@ void plan_fini(struct plan *plan);
 
 // Does the work of the tasks that is possible now, without polling links. True if there was any.
 bool tasks_advance(struct executor *exec);
-// Can a task work now without a link event?
+// Can a task work now without a link event? Fails the executor if a member that one waits for has left.
 bool tasks_can_advance(struct executor *exec);
 // After the executor has failed: completes the tasks that have `on_complete`. That of plan_execute is freed there.
 void tasks_abort(struct executor *exec);
@@ -91,7 +91,7 @@ struct task {
     int remaining;                          // unfinished steps
     struct transfer_queue moved;            // finished transfers
     bool has_priority;                      // small enough to go before other executions' messages
-    int within;                             // the next step within the host, or the one in progress; schedule.count: none is left
+    int host_step;                          // the next step within the host, or the one in progress; schedule.count: none is left
     int slot;                               // of operands.local's area, for these steps
     struct pipeline *pipeline;              // of the one in progress; NULL: none
     int awaited;                            // the global rank of this host that it waits for; -1: none

@@ -129,8 +129,8 @@ static bhvd_status broadcast_across(struct nccl_execution *x, int host, bool is_
     struct plan plan = {0};
     bhvd_status status = is_source ? to_host(x, pinned, data, nbytes) : BHVD_OK;
     status = status ?: nccl_execution_wait(x, pinned->ready);  // until the data is there, or the buffer is free
-          if (status)
-              return status;
+    if (status)
+        return status;
     broadcast_plan(&plan, x->hierarchy->cross, host, pinned->data, pinned->data, nbytes, false);
     status = plan_execute(x->exec, &plan);
     if (status || is_source)

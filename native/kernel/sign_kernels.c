@@ -108,7 +108,6 @@ INLINE vec dequantize(const void *arg, size_t i, int v)
 EACH_VECTOR_TYPE(SIGN, sign)
 #else
 // One element at a time: the definition.
-// One element at a time: the definition.
 #define SIGN_LOOPS(element, real)                                                                        \
     INLINE void encode_##element(void *dst, const void *src, size_t count, int squares)                  \
     {                                                                                                    \

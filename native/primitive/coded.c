@@ -35,7 +35,8 @@ void coded_in_scratch(struct codes *codes, int size, const struct network_cost *
 
 static struct location code_at(const struct codes *codes, const struct code_lay *lay, int k, size_t s)
 {
-    return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + (lay->buffer == SCRATCH_BUFFER ? s % codes->slots : s) * lay->segment);
+    const size_t slot = lay->buffer == SCRATCH_BUFFER ? s % codes->slots : s;
+    return in_buffer(lay->buffer, lay->at + (size_t)k * lay->each + slot * lay->segment);
 }
 
 static struct byte_range values_of(const struct codes *codes, struct segment_part part)

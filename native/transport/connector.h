@@ -1,5 +1,5 @@
 // Connects to other ranks without blocking; the owner polls for it (connector_poll). Several channels at a time. Failed
-// attempts are repeated for as long as that may help. One thread.
+// attempts are repeated for as long as that may help. Call it under the lock of the listener, which owns it.
 #pragma once
 
 #include <poll.h>

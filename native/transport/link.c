@@ -161,7 +161,7 @@ static void finish(struct transfer *transfer, struct traffic *traffic)
 // link_advance reports the error.
 static void break_link(struct link *link, bhvd_status error)
 {
-    link->broken = error;
+    link->error = error;
     link_mark_active(link);
 }
 
@@ -486,8 +486,8 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
 {
     bhvd_status status = BHVD_OK;
     bool is_of_frame = false;
-    if (link->broken)
-        return link->broken;
+    if (link->error)
+        return link->error;
     if (link->state == LINK_UNCONNECTED)
         return BHVD_OK;
     if (link->state != LINK_OPEN) {
@@ -532,7 +532,7 @@ bhvd_status link_flush(struct link *link)
 
 bool link_ready(const struct link *link)
 {
-    if (link->broken)
+    if (link->error)
         return true;
     if (link->control.ops->readable && link->state == LINK_OPEN && link->control.ops->readable(&link->control))
         return true;

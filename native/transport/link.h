@@ -100,7 +100,7 @@ struct link {
     bool lacks_data_channels;                   // not all of them are connected: messages wait
     int opening;                                // channels being connected by this rank
     struct match_queue queues[LINK_MATCH_QUEUES], *pairwise;
-    bhvd_status broken;                         // BHVD_ERR_PROTOCOL: the two sides disagree about their messages;
+    bhvd_status error;                          // BHVD_ERR_PROTOCOL: the two sides disagree about their messages;
                                                 // BHVD_ERR_SYSTEM: no memory for one; else BHVD_OK
     int64_t unexplained_since_ns;               // since when a data channel has ended but the control channel has not; 0: no
     const uint64_t *started;                    // the number of the last execution that has started here

@@ -1,4 +1,4 @@
-"""Python's parsers of foreign input: host files, host lists, configuration files, the elastic channel, ssh agent.
+"""Python's parsers of foreign input: host files, host lists, configuration files, the elastic channel, frames.
 
 Each input is accepted, or rejected with a ValueError and no other exception; a worker never waits forever.
 """

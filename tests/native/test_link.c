@@ -284,7 +284,7 @@ TEST(no_memory_for_a_message_is_not_the_peers_fault)
         CHECK_STATUS(look(&pair), BHVD_ERR_SYSTEM);
         if (is_of_pairwise)
             link_number_recv(&pair.b.link, execution);
-        CHECK_EQ(pair.b.link.broken, is_of_pairwise ? BHVD_ERR_SYSTEM : BHVD_OK);
+        CHECK_EQ(pair.b.link.error, is_of_pairwise ? BHVD_ERR_SYSTEM : BHVD_OK);
         lacks_memory = false;
         pair_fini(&pair);
     }

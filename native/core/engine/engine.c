@@ -41,6 +41,17 @@ static struct bhvd_operation *keep_ready(bhvd_context *ctx, struct bhvd_operatio
     return ready.head;
 }
 
+// Requesting and responding need no other rank's help.
+static void fail(bhvd_context *ctx, bhvd_status status, const char *what)
+{
+    if (ctx->exec.failure.status)
+        return;
+    if (status == BHVD_ERR_PROTOCOL)
+        executor_fail_protocol(&ctx->exec, COORDINATOR);
+    else
+        executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "%s; this process may be out of memory", what);
+}
+
 static bool take_posted(bhvd_context *ctx)
 {
     if (atomic_load(&ctx->posted_count) == 0 && !ctx->staged.head)
@@ -50,8 +61,9 @@ static bool take_posted(bhvd_context *ctx)
     atomic_store(&ctx->posted_count, 0);
     pthread_mutex_unlock(&ctx->post_lock);
     posted = keep_ready(ctx, posted);
-    if (posted && member_request(ctx, posted) && !ctx->exec.failure.status)
-        executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "an operation could not be requested; this process may be out of memory");
+    const bhvd_status status = posted ? member_request(ctx, posted) : BHVD_OK;
+    if (status)
+        fail(ctx, status, "an operation could not be requested");
     return posted != NULL;
 }
 
@@ -212,8 +224,9 @@ bool engine_poll(bhvd_context *ctx, bool poll_sockets)
     progress |= executor_poll(&ctx->exec, poll_sockets);
     progress |= start_pairwise(ctx);
     if (!ctx->exec.failure.status && ctx->coordinator->ready.head) {
-        if (coordinator_respond(ctx) && !ctx->exec.failure.status)
-            executor_fail(&ctx->exec, BHVD_ERR_SYSTEM, "an operation got no response; this process may be out of memory");
+        const bhvd_status status = coordinator_respond(ctx);
+        if (status)
+            fail(ctx, status, "an operation got no response");
         progress = true;
     }
     if (!ctx->exec.failure.status)

@@ -15,7 +15,7 @@ struct pending {
     size_t fused_request_nbytes;                // bytes of their requests, an upper bound for the response,
     int fused_count;                            // and number of its operations
     struct operation_key key;                   // name inside a request
-    struct process_set *set;
+    struct process_set *set;                    // freed only after coordinator_set_removed(), or when the executor has failed
     int size;                                   // of the process set
     struct lru_entry *entry;                    // all requests so far used this id; NULL: someone sent a full one
     int64_t since_ns, warned_ns;
