@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from bagua_hvd._keras import legacy, values
+from bagua_hvd._keras import legacy
 from bagua_hvd.collectives import rules
 from bagua_hvd.collectives.frontend import numpy_frontend as frontend
 from bagua_hvd.core.vectors import DTYPES, native_order
@@ -92,14 +92,14 @@ class consensus:
         unique = {id(variable): variable for variable in variables}         # shared variables once
         self._variables = [v for v in unique.values() if keras.backend.is_float_dtype(_dtype(v))]
         # Copies: a tensor's array may share the variable's memory.
-        self._own = [values.to_array(variable).copy() for variable in self._variables]
+        self._own = [to_array(variable).copy() for variable in self._variables]
         if self._own:
             self._set(rules.grouped_allreduce(
                 frontend, self._own, False, "consensus", Average, process_set=process_set, blocking=True
             ).wait())
 
     def _set(self, arrays):
-        values.assign(self._variables, arrays)
+        assign(self._variables, arrays)
 
     def __enter__(self):
         return self

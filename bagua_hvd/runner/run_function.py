@@ -129,7 +129,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
                                 console, server.secret_key)
                 else:
                     job.run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
-                               server.secret_key)
+                                   server.secret_key)
         except job.WorkerFailed as error:
             raise server.explained(error, elastic) from None
         except job.Interrupted as error:

@@ -1,6 +1,6 @@
 """The blocking collectives as differentiable functions. Their gradients are collectives too, and differentiable again.
 
-torch/mpi_ops.py calls these only when a gradient may be requested.
+Where no gradient may be requested, torch/mpi_ops.py calls some forward() alone, with an object without methods as ctx.
 """
 from typing import Any
 

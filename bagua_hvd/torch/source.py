@@ -28,6 +28,8 @@ CHANGED = (
 class _SparseGradient(SparseSum):
     """The sum or mean of the ranks' sparse gradients of one parameter; wait() gives it to the parameter."""
 
+    compares_shapes = False     # the ranks have agreed on them, and comparing waits for a GPU
+
     def __init__(self, parameter, gradient, name, op, process_set):
         super().__init__(gradient, name, process_set, op != Sum)
         self._parameter = parameter

@@ -14,13 +14,17 @@ class SparseSum:
         tensor: sparse COO, same shape on all ranks, any number of entries. blocking: wait() follows immediately.
     Attributes:
         operation: the Operation that wait() waits for.
+        compares_shapes: whether wait() does.
     """
+
+    compares_shapes = True
 
     def __init__(self, tensor: torch.Tensor, name: str | None, process_set: ProcessSet, average: bool,
                  blocking: bool = False) -> None:
-        # One row for each entry, as allgather concatenates them; and the shape as a row, which nothing else compares.
-        rows = (tensor._indices().t().contiguous(), tensor._values().contiguous(),
-                tensor._indices().new_tensor([tensor.shape]))
+        # One row for each entry, as allgather concatenates them; and the shape as a row, unless it is known.
+        rows = [tensor._indices().t().contiguous(), tensor._values().contiguous()]
+        if self.compares_shapes:
+            rows.append(tensor._indices().new_tensor([tensor.shape]))
         self._shape = tensor.shape
         self._divisor = process_set.size() if average else 1
         self._gathered = rules.grouped_allgather(frontend, rows, name, process_set, blocking)
@@ -28,8 +32,8 @@ class SparseSum:
 
     def wait(self) -> torch.Tensor:
         """Blocks; returns the sum, not coalesced. HorovodInternalError: shapes differ, or a rank was lost."""
-        indices, values, shapes = self._gathered.wait()
-        first, *others = map(tuple, shapes.tolist())
+        indices, values, *shapes = self._gathered.wait()
+        first, *others = map(tuple, shapes[0].tolist()) if shapes else (None,)
         for rank, shape in enumerate(others, 1):
             if shape != first:
                 raise HorovodInternalError(f"Mismatched shapes of sparse tensors: {first} on rank 0, but {shape} on "

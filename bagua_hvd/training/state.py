@@ -42,7 +42,7 @@ def _dumped(value: Any) -> dict[str, Any]:
         return {"object": value.state_dict()}
     if isinstance(value, np.ndarray):
         return {"dtype": value.dtype.str, "shape": list(value.shape), "data": value.tobytes()}
-    return {"value": value}
+    return {"value": value.item() if isinstance(value, np.generic) else value}
 
 
 def _take_up(value: Any, dumped: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from bagua_hvd.bench.rank import (  # noqa: E402
     OPS,
     Case,
     Checker,
-    WrongResult,  # noqa: E402
+    WrongResult,
     cases,
     plan,
     resnet50_counts,

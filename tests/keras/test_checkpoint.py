@@ -6,7 +6,7 @@ import pytest
 import bagua_hvd.tensorflow.keras as hvd
 from bagua_hvd import algorithms
 from bagua_hvd.codecs import block
-from bagua_hvd.training.state import from_bytes, to_bytes
+from bagua_hvd.training.state import State, from_bytes, to_bytes
 from keras_training import assert_same_everywhere, data_of, flat, make_model
 
 BATCH = 4           # of 20 rows: 5 steps
@@ -153,3 +153,10 @@ def test_a_saved_training_goes_on(run_ranks, tmp_path):
 def test_bytes_of_a_state():
     state = {"states": [{"sparse": {3: 1}, "data": b"\x00\xff", "list": [1, 2.5, None, True, b""]}, {}, float("inf")]}
     assert from_bytes(to_bytes(state)) == state
+
+
+def test_numbers_of_numpy_can_be_saved():
+    kept, loaded = State("a model"), State("a model")
+    kept.keep("step", lambda: np.int64(7), shared=True)
+    loaded.load_state_dict(from_bytes(to_bytes(kept.state_dict())), own=True)
+    assert loaded.keep("step", lambda: 0, shared=True) == 7
