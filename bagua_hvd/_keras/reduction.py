@@ -255,11 +255,11 @@ class Reduction(ABC):
             self._load(reducer)
 
     def _load(self, reducer):
-        """Restores the first state that was loaded for variables of these shapes.
+        """Restores the first state that was loaded for variables of these shapes; files of older versions have none.
 
         Names would not do, since load_model() of Keras changes them.
         """
-        fitting = [place for place, state in enumerate(self._loaded) if state["shapes"] == reducer.shapes]
+        fitting = [place for place, state in enumerate(self._loaded) if state.get("shapes") in (None, reducer.shapes)]
         if fitting:
             reducer.reset()
             reducer.load_state_dict(self._loaded.pop(fitting[0]))
