@@ -1,6 +1,6 @@
 """The blocking collectives as differentiable functions. Their gradients are collectives too, and differentiable again.
 
-Where no gradient may be requested, torch/mpi_ops.py calls some forward() alone, with an object without methods as ctx.
+When no gradient can be requested, grouped calls of torch/mpi_ops.py run forward() alone: its ctx has attributes only.
 """
 from typing import Any
 

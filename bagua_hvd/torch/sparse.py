@@ -7,6 +7,13 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.torch.frontend import frontend
 
 
+def _check_equal(shapes):
+    for rank, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise HorovodInternalError(f"Mismatched shapes of sparse tensors: {shapes[0]} on rank 0, but {shape} on "
+                                       f"rank {rank} of the process set. The same shape is needed on all ranks.")
+
+
 class SparseSum:
     """The sum of the ranks' tensors, or their mean, in flight: the constructor posts the gathering. Collective.
 
@@ -33,11 +40,8 @@ class SparseSum:
     def wait(self) -> torch.Tensor:
         """Blocks; returns the sum, not coalesced. HorovodInternalError: shapes differ, or a rank was lost."""
         indices, values, *shapes = self._gathered.wait()
-        first, *others = map(tuple, shapes[0].tolist()) if shapes else (None,)
-        for rank, shape in enumerate(others, 1):
-            if shape != first:
-                raise HorovodInternalError(f"Mismatched shapes of sparse tensors: {first} on rank 0, but {shape} on "
-                                           f"rank {rank} of the process set. The same shape is needed on all ranks.")
+        if shapes:
+            _check_equal([tuple(shape) for shape in shapes[0].tolist()])
         values = values / self._divisor if self._divisor > 1 else values
         return torch.sparse_coo_tensor(indices.t(), values, self._shape, check_invariants=False)
 

@@ -77,11 +77,15 @@ static void copy_out(struct executor *exec, struct pipeline *pipeline, size_t bl
 {
     const struct exchange_pipeline *x = (const struct exchange_pipeline *)pipeline;
     const int me = pipeline->group->rank, size = pipeline->group->size;
+    const size_t at = block * x->piece;
+    size_t offset = offset_of(x, me) + part_from(x, me);
     for (int k = 1; k < size; k++) {
         const int from = (me + k) % size;           // each rank begins with a different member
-        const size_t at = block * x->piece, n = size_piece(part_from(x, from), at, x->piece);
+        const size_t part = part_from(x, from), n = size_piece(part, at, x->piece);
+        offset = from == 0 ? 0 : offset;
         if (n)
-            put(x, offset_of(x, from) + at, slice_of(exec, x, from, me, block), n);
+            put(x, offset + at, slice_of(exec, x, from, me, block), n);
+        offset += part;
     }
 }
 

@@ -73,9 +73,9 @@ static bool engine_sleep(struct executor *exec, int64_t deadline_ns, executor_re
     return progress;
 }
 
-// No yields while this process computes: each would give a whole time slice to its own computation while the peer waits. A thread
+// Is the pause after this many rounds a sleep? No yields while this process computes: each would give a whole time slice to its own computation while the peer waits. A thread
 // that sleeps gets the core back at once.
-bool pause_sleeps(struct executor *exec, int rounds)
+static bool sleeps(struct executor *exec, int rounds)
 {
     return pause_blocks(exec) || rounds >= exec->spin_limit + (computes(exec) ? 0 : exec->yield_limit);
 }
@@ -94,7 +94,7 @@ static void yield(struct executor *exec, int rounds)
 void pause_engine(struct executor *exec, int *rounds, int64_t deadline_ns, executor_ready_fn ready, void *arg)
 {
     ++*rounds;
-    if (pause_sleeps(exec, *rounds))
+    if (sleeps(exec, *rounds))
         *rounds = engine_sleep(exec, deadline_ns, ready, arg) ? 0 : *rounds;
     else if (*rounds < exec->spin_limit)
         pause_processor();
@@ -134,7 +134,7 @@ static bool progress_timer_expired(struct executor *exec, struct progress_timer 
 // end, each before the last sleep is over.
 static bool checks_clock(struct executor *exec, int rounds, uint32_t polls)
 {
-    return pause_sleeps(exec, rounds + 1) || polls % POLLS_PER_CHECK == 0 ||
+    return sleeps(exec, rounds + 1) || polls % POLLS_PER_CHECK == 0 ||
            (rounds >= exec->spin_limit && rounds % SOCKET_ROUNDS == 0);
 }
 

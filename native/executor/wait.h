@@ -14,8 +14,6 @@ void pause_init(struct executor *exec);
 // One round of waiting. *rounds counts those since the last progress. ready: the caller's condition, checked once more
 // before a sleep; NULL: none.
 void pause_engine(struct executor *exec, int *rounds, int64_t deadline_ns, executor_ready_fn ready, void *arg);
-// Is the pause after this many rounds a sleep?
-bool pause_sleeps(struct executor *exec, int rounds);
 // Sleep at once? True over a network while this process computes: each poll takes the core from the computation, and a socket that
 // is polled continuously moves one packet at a time. poll() wakes for larger amounts.
 bool pause_blocks(struct executor *exec);

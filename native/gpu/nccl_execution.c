@@ -25,7 +25,8 @@ bhvd_status nccl_execution_enqueued(struct nccl_execution *x, nccl_result result
     return result == NCCL_IN_PROGRESS ? nccl_settle(x->exec, x->comm) : BHVD_OK;
 }
 
-void nccl_execution_keep(nccl_result *kept, nccl_result result)
+// Inside a group: keeps the first error, which is passed to the end.
+static void keep_error(nccl_result *kept, nccl_result result)
 {
     if (*kept == NCCL_SUCCESS && result != NCCL_SUCCESS && result != NCCL_IN_PROGRESS)
         *kept = result;
@@ -41,9 +42,9 @@ void nccl_execution_exchange(struct nccl_execution *x, nccl_result *inside, int 
                              size_t in_nbytes)
 {
     if (out_nbytes)
-        nccl_execution_keep(inside, x->nccl->send(out, out_nbytes, NCCL_UINT8, peer, x->comm->handle, x->stream));
+        keep_error(inside, x->nccl->send(out, out_nbytes, NCCL_UINT8, peer, x->comm->handle, x->stream));
     if (in_nbytes)
-        nccl_execution_keep(inside, x->nccl->recv(in, in_nbytes, NCCL_UINT8, peer, x->comm->handle, x->stream));
+        keep_error(inside, x->nccl->recv(in, in_nbytes, NCCL_UINT8, peer, x->comm->handle, x->stream));
 }
 
 static int has_passed(struct executor *exec, void *arg)
@@ -108,7 +109,7 @@ bhvd_status nccl_execution_reduce_scatter(struct nccl_execution *x, bhvd_op op, 
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < parts->count; src += part_of(parts, i++)) {
         if (part_of(parts, i))
-            nccl_execution_keep(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part_of(parts, i) / element,
+            keep_error(&inside, x->nccl->reduce(src, i == x->set->rank ? dst : NULL, part_of(parts, i) / element,
                                                          type_of(dtype), op_of(op), i, x->comm->handle,
                                                          x->stream));
     }
@@ -122,7 +123,7 @@ bhvd_status nccl_execution_all_gather(struct nccl_execution *x, const void *src,
     nccl_result inside = x->nccl->group_start();
     for (int i = 0; i < parts->count; dst += part_of(parts, i++)) {
         if (part_of(parts, i))
-            nccl_execution_keep(&inside, x->nccl->broadcast(i == x->set->rank ? src : dst, dst, part_of(parts, i), NCCL_UINT8, i,
+            keep_error(&inside, x->nccl->broadcast(i == x->set->rank ? src : dst, dst, part_of(parts, i), NCCL_UINT8, i,
                                                             x->comm->handle, x->stream));
     }
     return nccl_execution_group_end(x, inside);

@@ -28,8 +28,7 @@ struct nccl_execution {
 bhvd_status nccl_execution_checked(struct nccl_execution *x, int failed);
 // For the result of a call outside a group.
 bhvd_status nccl_execution_enqueued(struct nccl_execution *x, nccl_result result);
-// Inside a group: keeps the first error, which is passed to the end as `inside`.
-void nccl_execution_keep(nccl_result *inside, nccl_result result);
+// inside: the first error in the group.
 bhvd_status nccl_execution_group_end(struct nccl_execution *x, nccl_result inside);
 // Inside a group: sends to a member and receives from it; 0 bytes: not in that direction.
 void nccl_execution_exchange(struct nccl_execution *x, nccl_result *inside, int peer, const void *out, size_t out_nbytes, void *in,

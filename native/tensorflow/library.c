@@ -24,7 +24,8 @@ void *tf_api_symbol(const char *library, const char *symbol)
     return address;
 }
 
-const char *tf_api_load(void)
+/* Looks up all functions. NULL on success, else the name of the missing part: TensorFlow itself, or a function. */
+static const char *load_api(void)
 {
     static const char library[] = "libtensorflow_framework.so.2";
 #define TF_API_FIND(result, name, parameters) \
@@ -47,7 +48,7 @@ EXPORT const char *bhvd_tf_xla_missing(void) { return xla_missing; }
 
 __attribute__((constructor)) static void load(void)
 {
-    const char *missing = tf_api_load();
+    const char *missing = load_api();
     if (missing) {
         snprintf(problem, sizeof problem, "the installed TensorFlow has no %s in its C API: bagua_hvd needs "
                  "TensorFlow 2.16 or later", missing);

@@ -108,8 +108,5 @@ struct tf_api { TF_API_FUNCTIONS(TF_API_MEMBER) };
 /* Filled once, before anything is registered. */
 extern struct tf_api tf;
 
-/* Looks up all functions. NULL on success, else the name of the missing part: TensorFlow itself, or a function. */
-const char *tf_api_load(void);
-
 /* The address of a symbol in a library that is already loaded, or NULL. */
 void *tf_api_symbol(const char *library, const char *symbol);

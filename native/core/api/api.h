@@ -25,7 +25,6 @@ bhvd_status arguments_check(bhvd_context *ctx, const struct bhvd_args *args, str
 bhvd_status context_new(const struct bhvd_context_options *options, bhvd_context **out, struct bhvd_error *error);
 // Creates the parts that need the connections: coordinator, relay, heartbeats. BHVD_ERR_SYSTEM: no memory.
 bhvd_status context_prepare(bhvd_context *ctx);
-void context_free(bhvd_context *ctx);
 
 // progress.c. Starts the progress thread.
 bhvd_status progress_start(bhvd_context *ctx, struct bhvd_error *error);

@@ -37,7 +37,7 @@ static void init_locks(bhvd_context *ctx)
     pthread_mutex_init(&ctx->stalled.lock, NULL);
 }
 
-void context_free(bhvd_context *ctx)
+static void context_free(bhvd_context *ctx)
 {
     tasks_fini(&ctx->exec);
     coordinator_fini(ctx);

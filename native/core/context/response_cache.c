@@ -76,7 +76,8 @@ void lru_remove(struct lru_cache *cache, struct lru_entry *entry)
     cache->free(entry);
 }
 
-bool lru_make_room(struct lru_cache *cache, size_t capacity, const struct operation_key *key)
+// Removes the entry of this name and, if the cache is full, the least recently used one. False: all are in use.
+static bool make_room(struct lru_cache *cache, size_t capacity, const struct operation_key *key)
 {
     struct lru_entry *entry = lru_find(cache, key);
     if (entry)
@@ -120,7 +121,7 @@ void response_cache_store(struct response_cache *cache, uint32_t id, const struc
     if (entry->numbers)
         memcpy(entry->numbers, numbers, number_count * sizeof *numbers);
     if (!entry->numbers || !lru_copy_request(&entry->cached, &entry->request, request) ||
-        !lru_make_room(&cache->own, cache->capacity, &entry->cached.key) ||
+        !make_room(&cache->own, cache->capacity, &entry->cached.key) ||
         !lru_insert(&cache->own, &entry->cached))
         own_free(entry);
 }
@@ -138,7 +139,7 @@ static void coordinator_free(void *coordinators)
 uint32_t coordinator_cache_store(struct response_cache *cache, struct request *const *requests, int size)
 {
     struct coordinator_entry *entry = NULL;
-    if (lru_make_room(&cache->coordinator, cache->capacity, &requests[0]->key))
+    if (make_room(&cache->coordinator, cache->capacity, &requests[0]->key))
         entry = calloc(1, sizeof *entry + (size_t)size * sizeof entry->requests[0]);
     if (!entry)
         return 0;

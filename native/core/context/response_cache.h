@@ -30,8 +30,6 @@ bool lru_copy_request(struct lru_entry *entry, struct bytes *copy, const struct 
 // The caller has set its id and key; it becomes the newest. False: no memory.
 bool lru_insert(struct lru_cache *cache, struct lru_entry *entry);
 void lru_touch(struct lru_cache *cache, struct lru_entry *entry);            // it becomes the newest
-// Removes the entry of this name and, if the cache is full, the least recently used one. False: all are in use.
-bool lru_make_room(struct lru_cache *cache, size_t capacity, const struct operation_key *key);
 void lru_remove(struct lru_cache *cache, struct lru_entry *entry);           // removes and frees it
 void lru_fini(struct lru_cache *cache);
 

@@ -41,7 +41,7 @@ static struct bhvd_operation *keep_ready(bhvd_context *ctx, struct bhvd_operatio
     return ready.head;
 }
 
-// Requesting and responding need no other rank's help.
+// Fails the executor after an error in requests or responses, unless it has failed already.
 static void fail(bhvd_context *ctx, bhvd_status status, const char *what)
 {
     if (ctx->exec.failure.status)

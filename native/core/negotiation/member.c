@@ -154,7 +154,8 @@ bool response_continues(const struct execution *execution, const struct bhvd_ope
            operation_of(first)->on_gpu == op->on_gpu;
 }
 
-bool response_has_zeros(const struct request *request)
+// Can this rank take part with zeros?
+static bool has_zeros(const struct request *request)
 {
     struct bhvd_codec_options options = {.parameter = request->codec_parameter};
     bool low_precision = request->kind == BHVD_C_LP_S, floats_only = low_precision || request->op == BHVD_OP_ADASUM;
@@ -264,7 +265,7 @@ static bhvd_status on_full_item(bhvd_context *ctx, uint32_t process_set, struct 
     if (!op && set && full_request.at < full_request.end) {
         struct request *request;
         status = request_parse(full_request.at, (size_t)(full_request.end - full_request.at), &request);
-        if (!status && !request_is_of_members(request) && !(response_has_zeros(request) && ctx->has_joined))
+        if (!status && !request_is_of_members(request) && !(has_zeros(request) && ctx->has_joined))
             status = BHVD_ERR_PROTOCOL;
         if (!status && !(op = proxy_create(ctx, request)))
             status = BHVD_ERR_SYSTEM;

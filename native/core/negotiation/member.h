@@ -32,5 +32,3 @@ bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader payload)
 bool response_agrees(const struct process_set *set, const struct bhvd_operation *op);
 // May the operation be fused with those that `execution` already has?
 bool response_continues(const struct execution *execution, const struct bhvd_operation *op);
-// Can this rank take part with zeros?
-bool response_has_zeros(const struct request *request);
