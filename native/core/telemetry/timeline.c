@@ -18,7 +18,7 @@ static const char CLOSING[] = "\n]\n";
 struct track {
     struct table_node by_name;
     struct operation_key key;
-    int pid;
+    int pid, begun;                     // begun: events that have not ended
     char name[];
 };
 
@@ -132,19 +132,28 @@ static void escape(char *out, const char *name, size_t size)
     out[at] = '\0';
 }
 
-static int pid_of(struct timeline *t, const struct operation_key *key)
+static struct track *find_track(const struct timeline *t, const struct operation_key *key)
 {
-    uint64_t hash = operation_hash(key);
-    struct table_node *node = table_find(&t->tracks, hash, track_has_key, key);
-    if (node)
-        return TABLE_CONTAINER(node, struct track, by_name)->pid;
-    struct track *track = malloc(sizeof *track + key->name_size);
+    struct table_node *node = table_find(&t->tracks, operation_hash(key), track_has_key, key);
+    return node ? TABLE_CONTAINER(node, struct track, by_name) : NULL;
+}
+
+/* Counts an event that begins. 0: no memory. */
+static int begin_track(struct timeline *t, const struct operation_key *key)
+{
+    struct track *track = find_track(t, key);
+    if (track) {
+        track->begun++;
+        return track->pid;
+    }
+    track = malloc(sizeof *track + key->name_size);
     if (!track)
         return 0;
     memcpy(track->name, key->name, key->name_size);
     track->key = (struct operation_key){key->process_set, key->name_size, track->name};
     track->pid = ++t->next_pid;
-    if (!table_insert(&t->tracks, &track->by_name, hash)) {
+    track->begun = 1;
+    if (!table_insert(&t->tracks, &track->by_name, operation_hash(key))) {
         free(track);
         return 0;
     }
@@ -156,41 +165,51 @@ static int pid_of(struct timeline *t, const struct operation_key *key)
     return pid;
 }
 
+// Counts an event that ends. 0: it began before the file did, which therefore says nothing of it.
+static int end_track(struct timeline *t, const struct operation_key *key)
+{
+    struct track *track = t->open ? find_track(t, key) : NULL;
+    return track && track->begun && track->begun-- ? track->pid : 0;
+}
+
 void timeline_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *kind)
 {
-    if (t->open)
-        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%s,\"pid\":%d}", prefix, kind, now_us(t).text,
-                  pid_of(t, key));
+    int pid = t->open ? begin_track(t, key) : 0;
+    if (pid)
+        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%s,\"pid\":%d}", prefix, kind, now_us(t).text, pid);
 }
 
 void timeline_rank_ready(struct timeline *t, const struct operation_key *key, int rank)
 {
-    if (t->open)
-        add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%s,\"dur\":0,\"pid\":%d}", rank,
-                  now_us(t).text, pid_of(t, key));
+    const struct track *track = t->open ? find_track(t, key) : NULL;
+    if (track && track->begun)
+        add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%s,\"dur\":0,\"pid\":%d}", rank, now_us(t).text, track->pid);
 }
 
 void timeline_negotiation_end(struct timeline *t, const struct operation_key *key)
 {
-    if (t->open)
-        add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d}", now_us(t).text, pid_of(t, key));
+    int pid = end_track(t, key);
+    if (pid)
+        add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d}", now_us(t).text, pid);
 }
 
 void timeline_refusal(struct timeline *t, const struct operation_key *key, const char *message)
 {
     char text[NAME_BYTES];
-    if (!t->open)
+    timeline_begin(t, key, "", "ERROR");
+    int pid = end_track(t, key);
+    if (!pid)
         return;
     escape(text, message, strlen(message));
-    timeline_begin(t, key, "", "ERROR");
     add_event(t,
               "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"\",\"shape\":\"\",\"message\":\"%s\"}}",
-              now_us(t).text, pid_of(t, key), text);
+              now_us(t).text, pid, text);
 }
 
 void timeline_operation_end(struct timeline *t, const struct operation_key *key, const struct bytes *request_bytes, bool failed)
 {
-    if (!t->open)
+    int pid = end_track(t, key);
+    if (!pid)
         return;
     char shape[256] = "";
     const char *dtype = "";
@@ -202,7 +221,7 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
     }
     request_release(request);
     add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d,\"args\":{\"dtype\":\"%s\",\"shape\":\"%s\"%s}}", now_us(t).text,
-              pid_of(t, key), dtype, shape, failed ? ",\"error\":true" : "");
+              pid, dtype, shape, failed ? ",\"error\":true" : "");
 }
 
 void timeline_cycle(struct timeline *t)
