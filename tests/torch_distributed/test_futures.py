@@ -10,6 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from bagua_hvd.core.operations import Ended
+from bagua_hvd.torch import ddp
 from bagua_hvd.torch.distributed import Options
 from bagua_hvd.torch.distributed.works import Work
 from torch_group import start
@@ -111,6 +112,26 @@ def torchs_powersgd(file):
     reference(x).pow(2).mean().backward()
     assert torch.allclose(net.module.weight.grad, reference.weight.grad, atol=1e-5)
     dist.destroy_process_group()
+
+
+def refused(file):
+    """The error of a failed operation reaches its future, callbacks after it, and backward() of a DDP model."""
+    rank, _ = start(file)
+    future = dist.all_reduce(torch.ones(1 + rank), async_op=True).get_future()
+    later = future.then(lambda ended: ended.value())
+    for failed in (future, later):
+        with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE tensor shapes: One rank"):
+            failed.wait()
+    model = DistributedDataParallel(nn.Linear(40, 30))
+    model.register_comm_hook(None, ddp.hook(("gradient_allreduce", "bytegrad")[rank]))
+    with pytest.raises(RuntimeError, match="Mismatched"):
+        model(torch.ones(2, 40)).sum().backward()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_errors_reach_futures(run_group):
+    run_group(2, refused)
 
 
 @pytest.mark.parametrize("algorithm", [None, "bytegrad", "two_phases"])
