@@ -138,7 +138,7 @@ static struct track *find_track(const struct timeline *t, const struct operation
     return node ? TABLE_CONTAINER(node, struct track, by_name) : NULL;
 }
 
-/* Counts an event that begins. 0: no memory. */
+// Returns the pid of an event that begins. 0: no memory.
 static int begin_track(struct timeline *t, const struct operation_key *key)
 {
     struct track *track = find_track(t, key);
@@ -165,7 +165,7 @@ static int begin_track(struct timeline *t, const struct operation_key *key)
     return pid;
 }
 
-// Counts an event that ends. 0: it began before the file did, which therefore says nothing of it.
+// Returns the pid of an event that ends. 0: it began before the file was opened, so its end is left out.
 static int end_track(struct timeline *t, const struct operation_key *key)
 {
     struct track *track = t->open ? find_track(t, key) : NULL;
