@@ -23,28 +23,11 @@ struct tensor {
 };
 
 struct collective {
-    bhvd_kind kind;
-    const char *name;                   // not 0-terminated
+    struct bhvd_args args;              // as posted, but `tensors` is NULL, `name` not 0-terminated, a copy without its array NULL
     uint16_t name_size;
     bool is_proxy;                      // created for a rank that did not post it (member.c): sends zeros, no output
-    bhvd_op op;
-    int root_rank;
-    double prescale_factor, postscale_factor;
-    bhvd_codec codec;
-    struct bhvd_codec_options codec_options;
-    bhvd_exchange exchange;
-    bhvd_topology topology;
-    int round;
-    bool hierarchical;
-    float *replicas[REPLICAS];
-    bhvd_device_array *replica_copies[REPLICAS];  // device copies of replicas; NULL: none
-    double before[1 + REPLICAS], after[1 + REPLICAS];   // of values, own, left, right
-    bool mixes_before, mixes_after;             // are these coefficients used?
-    float *worker_residual, *server_residual;
-    bhvd_device_array *worker_copy, *server_copy; // device copies of these, which may hold the newest values; NULL: none
+    struct tensor *tensors;             // args.tensor_count
     struct staging *staging;            // for tensors on a GPU (gpu/staging.h); NULL: they are in host memory
-    size_t tensor_count;
-    struct tensor *tensors;
 };
 
 // For an alltoall: bytes that this member sends to each member, and receives from each, by position. longest: upper bound of the
@@ -56,15 +39,23 @@ struct parts {
 
 // Total over all tensors.
 size_t collective_nbytes(const struct collective *coll);
+// On all members; even so, a proxy's own memory is host memory.
+static inline bool collective_is_on_gpu(const struct collective *coll) { return coll->args.device >= 0; }
+// D_LP_S: are these the weights of any replicas?
+static inline bool collective_mixes(const double weights[REPLICAS])
+{
+    return weights[0] != 0 || weights[1] != 0 || weights[2] != 0;
+}
 // Memory kept from one operation to the next; NULL: none. Operations with the same memory run one after the other.
 static inline const void *collective_exclusive_memory(const struct collective *coll)
 {
-    return coll->worker_residual ? coll->worker_residual : coll->server_residual ? coll->server_residual : coll->replicas[1];
+    const struct bhvd_args *args = &coll->args;
+    return args->worker_residual ? args->worker_residual : args->server_residual ? args->server_residual : args->replicas[1];
 }
 // The factor for the sum over `size` members.
 static inline double collective_sum_factor(const struct collective *coll, int size)
 {
-    return coll->postscale_factor / (coll->op == BHVD_OP_AVERAGE ? size : 1);
+    return coll->args.postscale_factor / (coll->args.op == BHVD_OP_AVERAGE ? size : 1);
 }
 
 // Memory of the results that the core allocates.

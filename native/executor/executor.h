@@ -170,9 +170,9 @@ static inline struct reduction reduction_of(const struct kernel_table *kernels, 
 // two).
 static inline struct reduction reduction_by(const struct executor *exec, const struct collective *coll, bhvd_dtype dtype, int size)
 {
-    const enum kernel_reduction kind = coll->op == BHVD_OP_MIN       ? KERNEL_MIN
-                                       : coll->op == BHVD_OP_MAX     ? KERNEL_MAX
-                                       : coll->op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
-                                                                   : KERNEL_SUM;
-    return reduction_of(&exec->kernels, kind, dtype, coll->prescale_factor, collective_sum_factor(coll, size));
+    const enum kernel_reduction kind = coll->args.op == BHVD_OP_MIN       ? KERNEL_MIN
+                                       : coll->args.op == BHVD_OP_MAX     ? KERNEL_MAX
+                                       : coll->args.op == BHVD_OP_PRODUCT ? KERNEL_PRODUCT
+                                                                            : KERNEL_SUM;
+    return reduction_of(&exec->kernels, kind, dtype, coll->args.prescale_factor, collective_sum_factor(coll, size));
 }

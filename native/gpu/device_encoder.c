@@ -53,9 +53,9 @@ bool device_encoder_has(const struct bhvd_device *device, bhvd_codec codec, bhvd
 // The codec's parameter, in the form that kernels take.
 static uint64_t option_of(const struct collective *coll)
 {
-    const int bits = KERNELS[coll->codec].bits;
-    return bits ? (uint64_t)rotated_size(coll->codec_options.parameter) << 8 | (uint64_t)bits
-                : coll->codec == BHVD_CODEC_SIGN_RMS;
+    const int bits = KERNELS[coll->args.codec].bits;
+    return bits ? (uint64_t)rotated_size(coll->args.codec_options.parameter) << 8 | (uint64_t)bits
+                : coll->args.codec == BHVD_CODEC_SIGN_RMS;
 }
 
 struct device_encoder device_encoder_init(const struct kernel_table *kernels, const struct collective *coll,
@@ -64,7 +64,7 @@ struct device_encoder device_encoder_init(const struct kernel_table *kernels, co
     return (struct device_encoder){
         .host = encoder_init(kernels, coll, rank),
         .device = device,
-        .kernels = &KERNELS[coll->codec],
+        .kernels = &KERNELS[coll->args.codec],
         .type = device_type_of(coll->tensors[0].dtype),
         .option = option_of(coll),
     };

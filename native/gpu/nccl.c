@@ -44,24 +44,24 @@ struct nccl_facts nccl_facts_of(const struct nccl_comm *comm, const struct group
 // NCCL has no 16-bit integers and no bool; integers are scaled on the CPU only. If hierarchical, the CPU does the final scaling.
 static bool reduces(const struct collective *coll, bool scales, bool hierarchical)
 {
-    const bool averaged = coll->op == BHVD_OP_AVERAGE || coll->postscale_factor != 1.0;
-    const bool scaled = coll->prescale_factor != 1.0 || (averaged && !hierarchical);
-    for (size_t t = 0; t < coll->tensor_count; t++) {
+    const bool averaged = coll->args.op == BHVD_OP_AVERAGE || coll->args.postscale_factor != 1.0;
+    const bool scaled = coll->args.prescale_factor != 1.0 || (averaged && !hierarchical);
+    for (size_t t = 0; t < coll->args.tensor_count; t++) {
         const bhvd_dtype dtype = coll->tensors[t].dtype;
         if (dtype == BHVD_UINT16 || dtype == BHVD_INT16 || dtype == BHVD_BOOL)
             return false;
         if (scaled && !(scales && dtype_is_floating(dtype)))
             return false;
     }
-    return coll->op != BHVD_OP_ADASUM;
+    return coll->args.op != BHVD_OP_ADASUM;
 }
 
 enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collective *coll)
 {
-    const bool allowed = coll->kind == BHVD_ALLREDUCE || (coll->kind == BHVD_BROADCAST && !facts->is_on);
+    const bool allowed = coll->args.kind == BHVD_ALLREDUCE || (coll->args.kind == BHVD_BROADCAST && !facts->is_on);
     const bool hierarchical = facts->by_host && allowed;
     const enum nccl_path path = hierarchical ? PATH_HIERARCHICAL : facts->is_on ? PATH_NCCL : PATH_HOST;
-    switch (coll->kind) {
+    switch (coll->args.kind) {
     case BHVD_ALLREDUCE:
     case BHVD_REDUCESCATTER:
         return reduces(coll, facts->scales, hierarchical) ? path : PATH_HOST;
@@ -72,7 +72,7 @@ enum nccl_path nccl_path_of(const struct nccl_facts *facts, const struct collect
     case BHVD_C_LP_S:
     case BHVD_D_LP_S:
         return facts->is_on && facts->encodes && !facts->is_hierarchical &&
-               device_encoder_supports(coll->codec, coll->tensors[0].dtype)
+               device_encoder_supports(coll->args.codec, coll->tensors[0].dtype)
                    ? PATH_NCCL : PATH_HOST;
     default:
         return PATH_HOST;

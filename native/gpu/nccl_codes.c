@@ -48,8 +48,8 @@ static int encode_values(struct coded_execution *c, void *codes)
     void *values = NULL;
     int failed = staged_codes_pack(c->coll, &c->x->scratch, &values);
     struct encoding encoding = {.layout = &c->layout, .codes = codes, .values = values,
-                                .prescale = c->coll->prescale_factor, .pass = ENCODER_VALUES};
-    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->worker_copy, &c->worker_residual, &c->x->scratch);
+                                .prescale = c->coll->args.prescale_factor, .pass = ENCODER_VALUES};
+    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->args.worker_copy, &c->worker_residual, &c->x->scratch);
 }
 
 // Encodes the mean of the own chunk over all ranks' codes.
@@ -61,13 +61,13 @@ static int encode_mean(struct coded_execution *c, const struct segment_part *own
     struct encoding encoding = {.layout = &layout, .codes = code_of_mean, .prescale = 1.0, .pass = ENCODER_MEAN,
                                 .begin = own->begin};
     void *mean;
-    if (device_encoder_reencodes(&c->encoder) && !c->coll->server_copy)
+    if (device_encoder_reencodes(&c->encoder) && !c->coll->args.server_copy)
         return device_encoder_reencode(&c->encoder, &encoding, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     int failed = device_scratch_acquire(&c->x->scratch, own->count * c->encoder.host.element, &mean);
     if (!failed)
         failed = device_encoder_mean(&c->encoder, &layout, mean, codes, c->layout.chunk_stride, (uint64_t)n, factor, c->x->stream);
     encoding.values = mean;
-    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->server_copy, &c->server_residual, &c->x->scratch);
+    return failed ?: staged_codes_encode(&c->encoder, &encoding, c->coll->args.server_copy, &c->server_residual, &c->x->scratch);
 }
 
 // Bytes of every chunk's codes; bytes of the own chunk's codes, repeated for every rank.
@@ -116,7 +116,7 @@ static bhvd_status allgather(struct coded_execution *c, void *values)
 static bhvd_status copy_to_host(struct nccl_execution *x, struct collective *coll, const unsigned char *values)
 {
     bhvd_status status = BHVD_OK;
-    for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+    for (size_t t = 0; t < coll->args.tensor_count && !status; t++) {
         struct tensor *tensor = &coll->tensors[t];
         const struct staged_tensor *staged = &coll->staging->tensors[t];
         if (tensor->nbytes && (!staged->dst || staged->dst_on_host)) {
@@ -142,7 +142,7 @@ static void keep(struct coded_execution *c, struct bhvd_device_array *device_cop
 
 bhvd_status nccl_c_lp_s(struct nccl_execution *x, struct collective *coll)
 {
-    const bool scatters = coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const bool scatters = coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     const size_t n = (size_t)x->set->size;
     struct coded_execution c = coded_execution(x, coll, scatters ? x->set->size : 1);
     if (!c.layout.nbytes)
@@ -155,8 +155,8 @@ bhvd_status nccl_c_lp_s(struct nccl_execution *x, struct collective *coll)
         status = scatters ? scatter_gather(&c, values, sizes, sizes + n) : allgather(&c, values);
     status = status ?: nccl_execution_checked(x, staged_codes_unpack(coll, &x->scratch, values));
     status = status ?: copy_to_host(x, coll, values);
-    keep(&c, coll->worker_copy, c.worker_residual, status);
-    keep(&c, coll->server_copy, c.server_residual, status);
+    keep(&c, coll->args.worker_copy, c.worker_residual, status);
+    keep(&c, coll->args.server_copy, c.server_residual, status);
     free(sizes);
     return status;
 }

@@ -154,7 +154,7 @@ static bhvd_status target(struct nccl_execution *x, struct collective *coll, siz
         out->device = staged->dst;
         return BHVD_OK;
     }
-    if (!staged->dst && (coll->kind == BHVD_ALLGATHER || coll->kind == BHVD_ALLTOALL)) {
+    if (!staged->dst && (coll->args.kind == BHVD_ALLGATHER || coll->args.kind == BHVD_ALLTOALL)) {
         int failed = device_buffer_acquire(x->device, MEMORY_DEVICE, out->nbytes, &staged->result);
         if (failed)
             return nccl_execution_checked(x, failed);
@@ -234,11 +234,11 @@ static bhvd_status copy_fused(struct nccl_execution *x, bhvd_dtype dtype, unsign
     struct device_copies copies;
     size_t tensors = 0;
     for (int i = 0; i < x->count; i++)
-        tensors += x->colls[i]->tensor_count;
+        tensors += x->colls[i]->args.tensor_count;
     bhvd_status status = nccl_execution_checked(x, device_copies_begin(&copies, &x->scratch, tensors));
     for (int i = 0; i < x->count && !status; i++) {
         const struct collective *coll = x->colls[i];
-        for (size_t t = 0; t < coll->tensor_count && !status; t++) {
+        for (size_t t = 0; t < coll->args.tensor_count && !status; t++) {
             if (coll->tensors[t].dtype != dtype)
                 continue;
             status = copy_one(x, &copies, coll, t, fused, packs);
@@ -252,13 +252,13 @@ bhvd_status nccl_allreduce(struct nccl_execution *x, bhvd_op op, const struct re
 {
     const struct collective *only = x->colls[0];
     const struct staged_tensor *staged = only->is_proxy ? NULL : &only->staging->tensors[0];
-    if (!x->hierarchy && x->count == 1 && only->tensor_count == 1 && staged && staged->dst && !staged->dst_on_host)
+    if (!x->hierarchy && x->count == 1 && only->args.tensor_count == 1 && staged && staged->dst && !staged->dst_on_host)
         return only->tensors[0].nbytes
                    ? reduce_vector(x, op, reduction, staged->dst, staged->src, only->tensors[0].nbytes) : BHVD_OK;
     size_t nbytes = 0, only_nbytes = 0, tensors = 0;
     for (int i = 0; i < x->count; i++) {
         const struct collective *fused = x->colls[i];
-        for (size_t t = 0; t < fused->tensor_count; t++) {
+        for (size_t t = 0; t < fused->args.tensor_count; t++) {
             if (fused->tensors[t].dtype != reduction->dtype || !fused->tensors[t].nbytes)
                 continue;
             only_nbytes = fused->tensors[t].nbytes;
@@ -294,7 +294,7 @@ bhvd_status nccl_reducescatter(struct nccl_execution *x, struct collective *coll
         status = status ?: scale(x, reduction->dtype, scaled, src, reduction->prescale, nbytes);
         src = scaled;
     }
-    status = status ?: nccl_execution_reduce_scatter(x, coll->op, reduction->dtype, src, result.device,
+    status = status ?: nccl_execution_reduce_scatter(x, coll->args.op, reduction->dtype, src, result.device,
                                                      &(struct nccl_parts){.of = part, .count = x->set->size});
     if (!status && reduction->postscale != 1.0)
         status = scale(x, reduction->dtype, result.device, result.device, reduction->postscale, part[x->set->rank]);
@@ -369,7 +369,7 @@ bhvd_status nccl_begin(struct executor *exec, struct group *set, struct nccl_com
         exec->nccl_payload += collective_nbytes(coll);
         if (coll->staging && coll->staging->device != device)
             return executor_fail(exec, BHVD_ERR_UNSUPPORTED, "rank %d posted '%.*s' on another GPU than before: keep to one, or "
-                                 "set BAGUA_HVD_NCCL=0", exec->connections.rank, (int)coll->name_size, coll->name);
+                                 "set BAGUA_HVD_NCCL=0", exec->connections.rank, (int)coll->name_size, coll->args.name);
         if (coll->staging)
             failed = device->ops->stream_wait_event(device, x->stream, coll->staging->buffer->ready);
     }
@@ -383,7 +383,7 @@ bhvd_status nccl_end(struct nccl_execution *x, bhvd_status status)
     int failed = device_scratch_release(&x->scratch, 0);
     for (int i = 0; i < x->count && !status && !failed; i++) {
         struct collective *coll = x->colls[i];
-        for (size_t t = 0; t < coll->tensor_count && coll->staging && !failed; t++) {
+        for (size_t t = 0; t < coll->args.tensor_count && coll->staging && !failed; t++) {
             if (coll->staging->tensors[t].result)
                 failed = device_buffer_record(x->device, coll->staging->tensors[t].result, x->stream);
         }

@@ -8,9 +8,9 @@
 
 bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *args, bool is_hierarchical)
 {
-    bool takes = (coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
-                 collective_nbytes(coll) && device_encoder_has(args->gpu, coll->codec, coll->tensors[0].dtype);
-    for (size_t t = 0; t < args->tensor_count && takes && coll->kind == BHVD_C_LP_S; t++)
+    bool takes = (coll->args.kind == BHVD_C_LP_S || coll->args.kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
+                 collective_nbytes(coll) && device_encoder_has(args->gpu, coll->args.codec, coll->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes && coll->args.kind == BHVD_C_LP_S; t++)
         takes = !coll->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
     return takes;
 }
@@ -23,7 +23,7 @@ static bool is_on_device(const struct staged_tensor *staged) { return staged->ds
 static const struct staged_tensor *only_tensor(const struct collective *coll)
 {
     const struct staged_tensor *only = NULL;
-    for (size_t t = 0; t < coll->tensor_count; t++) {
+    for (size_t t = 0; t < coll->args.tensor_count; t++) {
         if (coll->tensors[t].nbytes && only)
             return NULL;
         if (coll->tensors[t].nbytes)
@@ -35,8 +35,8 @@ static const struct staged_tensor *only_tensor(const struct collective *coll)
 static int copy_all(const struct collective *coll, unsigned char *vector, bool packs, struct device_scratch *scratch)
 {
     struct device_copies copies;
-    int failed = device_copies_begin(&copies, scratch, coll->tensor_count);
-    for (size_t t = 0; t < coll->tensor_count && !failed; t++) {
+    int failed = device_copies_begin(&copies, scratch, coll->args.tensor_count);
+    for (size_t t = 0; t < coll->args.tensor_count && !failed; t++) {
         const struct staged_tensor *staged = &coll->staging->tensors[t];
         const size_t nbytes = coll->tensors[t].nbytes;
         if (packs)
@@ -111,17 +111,17 @@ static int encode(struct collective *coll, struct device_scratch *scratch, const
     struct staging *staging = coll->staging;
     struct staged_codes *codes = staging->codes;
     struct bhvd_device *device = staging->device;
-    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = coll->prescale_factor,
+    struct encoding encoding = {.layout = &codes->layout, .values = values, .prescale = coll->args.prescale_factor,
                                 .pass = ENCODER_VALUES};
     int failed = 0;
-    if (coll->kind == BHVD_D_LP_S) {
+    if (coll->args.kind == BHVD_D_LP_S) {
         failed = device_buffer_acquire(device, MEMORY_DEVICE, codes->layout.nbytes + codes->results_nbytes, &codes->on_device);
         if (!failed)
             encoding.codes = codes->on_device->data;
     } else {
         failed = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
-    failed = failed ?: staged_codes_encode(&codes->encoder, &encoding, coll->worker_copy, &codes->residual, scratch);
+    failed = failed ?: staged_codes_encode(&codes->encoder, &encoding, coll->args.worker_copy, &codes->residual, scratch);
     failed = failed ?: device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
     return failed ?: recorded;
@@ -133,11 +133,11 @@ static int mix(const struct collective *coll, const struct device_encoder *encod
     float *replicas[REPLICAS] = {0};
     int failed = 0;
     for (int r = 0; r < REPLICAS && !failed; r++)
-        failed = weights[1 + r] != 0 ? device_copy_use(coll->replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
+        failed = weights[1 + r] != 0 ? device_copy_use(coll->args.replica_copies[r], encoder->device, stream, &replicas[r]) : 0;
     failed = failed ?: device_encoder_mix(encoder, dst, values, replicas, weights, collective_nbytes(coll) / encoder->host.element,
                                         stream);
     for (int r = 0; r < REPLICAS && !failed; r++)
-        failed = replicas[r] ? device_copy_use_end(coll->replica_copies[r], stream) : 0;
+        failed = replicas[r] ? device_copy_use_end(coll->args.replica_copies[r], stream) : 0;
     return failed;
 }
 
@@ -145,10 +145,11 @@ int staged_codes_mix(const struct collective *coll, const struct device_encoder 
                      void **values)
 {
     void *mixed;
-    if (!coll->mixes_before)
+    if (!collective_mixes(coll->args.before))
         return 0;
+    const double weights[] = {1, coll->args.before[0], coll->args.before[1], coll->args.before[2]};
     int failed = device_scratch_acquire(scratch, collective_nbytes(coll), &mixed);
-    failed = failed ?: mix(coll, encoder, mixed, *values, coll->before, scratch->stream);
+    failed = failed ?: mix(coll, encoder, mixed, *values, weights, scratch->stream);
     *values = mixed;
     return failed;
 }
@@ -157,10 +158,10 @@ int staged_codes_mix_results(const struct collective *coll, const struct device_
                              const void *values)
 {
     void *results;
-    if (!coll->mixes_after)
+    if (!collective_mixes(coll->args.after + 1))
         return 0;
     int failed = staged_codes_target(coll, scratch, &results);
-    failed = failed ?: mix(coll, encoder, results, values, coll->after, scratch->stream);
+    failed = failed ?: mix(coll, encoder, results, values, coll->args.after, scratch->stream);
     return failed ?: staged_codes_unpack(coll, scratch, results);
 }
 
@@ -185,7 +186,7 @@ static int start(struct collective *coll, void *stream)
 bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
                                 const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error)
 {
-    const bool in_ring = coll->kind == BHVD_D_LP_S, scatters = !in_ring && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const bool in_ring = coll->args.kind == BHVD_D_LP_S, scatters = !in_ring && coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct staged_codes *codes = calloc(1, sizeof *codes);
     if (!codes)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
@@ -214,7 +215,7 @@ static void update_residual(struct collective *coll)
 {
     struct staged_codes *codes = coll->staging->codes;
     if (codes->residual)
-        device_copy_adopt(coll->worker_copy, coll->staging->device, codes->residual);
+        device_copy_adopt(coll->args.worker_copy, coll->staging->device, codes->residual);
     codes->residual = NULL;
 }
 
@@ -227,7 +228,7 @@ static int decode(const struct collective *coll, struct device_scratch *scratch)
     int failed = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
     failed = failed ?: device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
     failed = failed ?: staged_codes_target(coll, scratch, &values);
-    if (!failed && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER)
+    if (!failed && coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         failed = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
     else if (!failed)
         failed = device_encoder_mean(&codes->encoder, &codes->layout, values, on_device, codes->layout.nbytes,
@@ -242,11 +243,11 @@ int staged_codes_add(const struct collective *coll, const struct device_encoder 
     int failed = 0;
     for (int r = 0; r < REPLICAS && !failed; r++) {
         float *replica;
-        if (!coll->replicas[r])
+        if (!coll->args.replicas[r])
             continue;
-        failed = device_copy_use(coll->replica_copies[r], encoder->device, stream, &replica);
+        failed = device_copy_use(coll->args.replica_copies[r], encoder->device, stream, &replica);
         failed = failed ?: device_encoder_add(encoder, layout, replica, on_device + (size_t)code_of[r] * layout->nbytes, stream);
-        failed = failed ?: device_copy_use_end(coll->replica_copies[r], stream);
+        failed = failed ?: device_copy_use_end(coll->args.replica_copies[r], stream);
     }
     return failed;
 }
@@ -262,7 +263,7 @@ static int add(const struct collective *coll, struct device_scratch *scratch)
     if (codes->results_nbytes)
         failed = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
     failed = failed ?: staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
-    if (!failed && coll->mixes_after)
+    if (!failed && collective_mixes(coll->args.after + 1))
         failed = staged_codes_pack(coll, scratch, &values);
     failed = failed ?: staged_codes_mix_results(coll, &codes->encoder, scratch, values);
     const int recorded = device_buffer_record(device, codes->on_device, stream);
@@ -274,7 +275,7 @@ bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error)
     struct staging *staging = coll->staging;
     struct bhvd_device *device = staging->device;
     struct device_scratch scratch = {device, device->from_host, NULL};
-    int failed = coll->kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
+    int failed = coll->args.kind == BHVD_D_LP_S ? add(coll, &scratch) : decode(coll, &scratch);
     failed = device_scratch_release(&scratch, failed);
     failed = failed ?: device_buffer_record(device, staging->buffer, scratch.stream);
     if (failed)

@@ -23,7 +23,7 @@ static size_t part_nbytes(const struct tensor *tensor, int set_size)
 static void lay_out(struct collective *coll, const struct bhvd_args *args, int set_size, unsigned char *at)
 {
     for (int small = 1; small >= 0; small--) {
-        for (size_t t = 0; t < coll->tensor_count; t++) {
+        for (size_t t = 0; t < coll->args.tensor_count; t++) {
             struct tensor *tensor = &coll->tensors[t];
             if (is_small(tensor) != small)
                 continue;
@@ -31,8 +31,8 @@ static void lay_out(struct collective *coll, const struct bhvd_args *args, int s
             at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
             if (tensor->dst && !args->tensors[t].dst_on_host)
-                tensor->dst = coll->kind == BHVD_REDUCESCATTER ? at : allocates_result(coll->kind) ? NULL : src;
-            if (coll->kind == BHVD_REDUCESCATTER)
+                tensor->dst = coll->args.kind == BHVD_REDUCESCATTER ? at : allocates_result(coll->args.kind) ? NULL : src;
+            if (coll->args.kind == BHVD_REDUCESCATTER)
                 at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
             coll->staging->small_count += (size_t)small;
         }
@@ -54,7 +54,7 @@ static int copy_one(const struct collective *coll, size_t t, bool to_host, unsig
     const struct staged_tensor *staged = &coll->staging->tensors[t];
     void *device = to_host ? (void *)(uintptr_t)staged->src : staged->dst;
     unsigned char *pinned = to_host ? (unsigned char *)(uintptr_t)tensor->src : tensor->dst;
-    const bool resized = !to_host && (coll->kind == BHVD_REDUCESCATTER || allocates_result(coll->kind));
+    const bool resized = !to_host && (coll->args.kind == BHVD_REDUCESCATTER || allocates_result(coll->args.kind));
     const size_t nbytes = resized ? tensor->result_nbytes : tensor->nbytes;
     if (!nbytes || (!to_host && (!staged->dst || staged->dst_on_host)))
         return 0;
@@ -69,7 +69,7 @@ static int copy_all(const struct collective *coll, struct device_scratch *scratc
     const struct staging *staging = coll->staging;
     // Results that the core allocated are outside the pinned memory, so each is copied back separately.
     const bool packs = device_copies_launch(scratch->device, staging->small_count) &&
-                       (to_host || !allocates_result(coll->kind));
+                       (to_host || !allocates_result(coll->args.kind));
     struct device_copies copies;
     void *packed = NULL;
     int failed = device_copies_begin(&copies, scratch, staging->small_count);
@@ -77,7 +77,7 @@ static int copy_all(const struct collective *coll, struct device_scratch *scratc
         failed = device_scratch_acquire(scratch, staging->small_nbytes, &packed);
     if (!failed && packs && !to_host)
         failed = copy_over_link(scratch, packed, staging->buffer->data, staging->small_nbytes, false);
-    for (size_t t = 0; t < coll->tensor_count && !failed; t++)
+    for (size_t t = 0; t < coll->args.tensor_count && !failed; t++)
         failed = copy_one(coll, t, to_host, packed, &copies);
     failed = device_copies_end(&copies, failed);
     if (!failed && packs && to_host)
@@ -112,12 +112,12 @@ bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, 
     bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + coll->tensor_count * sizeof staging->tensors[0]);
+    struct staging *staging = calloc(1, sizeof *staging + coll->args.tensor_count * sizeof staging->tensors[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
-    staging->count = coll->tensor_count;
-    for (size_t t = 0; t < coll->tensor_count; t++)
+    staging->count = coll->args.tensor_count;
+    for (size_t t = 0; t < coll->args.tensor_count; t++)
         staging->tensors[t] = (struct staged_tensor){args->tensors[t].src, args->tensors[t].dst,
                                                      args->tensors[t].dst_on_host != 0, NULL};
     int failed = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
@@ -135,10 +135,10 @@ bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args
                            struct bhvd_error *error)
 {
     size_t nbytes = 0;
-    for (size_t t = 0; t < coll->tensor_count && !direct; t++) {
+    for (size_t t = 0; t < coll->args.tensor_count && !direct; t++) {
         const struct tensor *tensor = &coll->tensors[t];
         nbytes += size_round_up(tensor->nbytes, CACHE_LINE);
-        if (coll->kind == BHVD_REDUCESCATTER)
+        if (coll->args.kind == BHVD_REDUCESCATTER)
             nbytes += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
     }
     unsigned char *at;
@@ -148,7 +148,7 @@ bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args
     coll->staging->direct = direct;
     if (!direct)
         lay_out(coll, args, set_size, at);
-    int failed = start(coll, args, coll->kind != BHVD_BROADCAST || args->root_rank == rank);
+    int failed = start(coll, args, coll->args.kind != BHVD_BROADCAST || args->root_rank == rank);
     return failed ? device_failed(args->gpu, failed, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
@@ -173,7 +173,7 @@ bhvd_status staging_end(struct collective *coll, struct bhvd_error *error)
     struct device_scratch scratch = {device, device->from_host, NULL};
     if (staging->by_nccl)               // NCCL writes the results
         return BHVD_OK;
-    int failed = coll->kind != BHVD_D_LP_S || coll->mixes_after ? copy_all(coll, &scratch, false) : 0;
+    int failed = coll->args.kind != BHVD_D_LP_S || collective_mixes(coll->args.after + 1) ? copy_all(coll, &scratch, false) : 0;
     failed = failed ?: device_buffer_record(device, staging->buffer, device->from_host);
     return failed ? device_failed(device, failed, "the results cannot be copied to the GPU", error) : BHVD_OK;
 }
@@ -201,7 +201,7 @@ bhvd_status staging_join(const struct staging *staging, void *stream, struct bhv
 
 bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error)
 {
-    struct device_buffer *result = coll->staging && index < coll->tensor_count ? coll->staging->tensors[index].result : NULL;
+    struct device_buffer *result = coll->staging && index < coll->args.tensor_count ? coll->staging->tensors[index].result : NULL;
     if (!result)
         return error_set(error, BHVD_ERR_ARGUMENT, "the operation has no result %zu on a GPU", index);
     struct bhvd_device *device = coll->staging->device;

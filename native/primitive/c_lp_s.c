@@ -142,10 +142,10 @@ static struct c_lp_s c_lp_s_of(struct executor *exec, const struct collective *c
         .encoder = encoder_init(&exec->kernels, coll, rank),
         .codes = coded_of(coll, nbytes, size, rank, network),
         .size = size,
-        .prescale = coll->prescale_factor,
+        .prescale = coll->args.prescale_factor,
         .factor = collective_sum_factor(coll, size),
-        .worker_residual = coll->worker_residual,
-        .server_residual = coll->server_residual,
+        .worker_residual = coll->args.worker_residual,
+        .server_residual = coll->args.server_residual,
     };
 }
 
@@ -194,8 +194,9 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     static const struct shards_work work = {PRIMITIVE_SHARD_BYTES, PRIMITIVE_SHARDS_IN_FLIGHT, write_shard, run_shard_step};
     // The mean over hosts of (hosts / n) sums is the mean over ranks, even if hosts differ in size; if they are equal, (hosts / n)
     // sum is the host's mean.
-    const double weight = coll->op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
-    const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->prescale_factor, weight);
+    const double weight = coll->args.op == BHVD_OP_AVERAGE ? (double)group->hierarchy->hosts / group->size : 1.0;
+    const struct reduction within = reduction_of(&exec->kernels, KERNEL_SUM, coll->tensors[0].dtype, coll->args.prescale_factor,
+                                                 weight);
     return shards_plan(exec, group, coll, &within, &work, list, plan);
 }
 

@@ -154,17 +154,17 @@ static int exchange(const void *arg, struct schedule *schedule, size_t s, int af
 struct codes coded_of(const struct collective *coll, size_t nbytes, int size, int rank, const struct network_cost *network)
 {
     const bhvd_dtype dtype = coll->tensors[0].dtype;
-    const bool is_plain = coll->kind == BHVD_D_FP_S, is_central = coll->kind == BHVD_C_LP_S;
-    const bool scatters = is_central && coll->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const bool is_plain = coll->args.kind == BHVD_D_FP_S, is_central = coll->args.kind == BHVD_C_LP_S;
+    const bool scatters = is_central && coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     const size_t element = bhvd_dtype_size(dtype);
     struct codes codes = {
         .pattern = scatters ? CODES_TO_OWNERS : is_central ? CODES_TO_ALL : CODES_TO_PEERS,
         .peers = is_central ? (struct peers){0} : primitive_peers(coll, size, rank),
         .cut = {nbytes / element, scatters ? (uint64_t)size : 1, is_plain ? PLAIN_SEGMENT_NBYTES / element : ENCODER_SEGMENT},
         .element = element,
-        .codec = is_plain ? BHVD_CODEC_NONE : coll->codec,
+        .codec = is_plain ? BHVD_CODEC_NONE : coll->args.codec,
         .dtype = dtype,
-        .options = coll->codec_options,
+        .options = coll->args.codec_options,
     };
     coded_in_scratch(&codes, size, network);
     return codes;

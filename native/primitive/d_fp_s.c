@@ -142,7 +142,7 @@ static struct d_fp_s d_fp_s_of(struct executor *exec, const struct collective *c
         .list = *list,
         .wide = coll->tensors[0].dtype == BHVD_FLOAT64 ? BHVD_FLOAT64 : BHVD_FLOAT32,
     };
-    weigh(&a, hosts, rank, coll->topology);
+    weigh(&a, hosts, rank, coll->args.topology);
     if (list->count == 1) {
         a.codes.encodes = false;
         a.codes.own = (struct code_lay){INPUT_BUFFER, 0, 0, PLAIN_SEGMENT_NBYTES};

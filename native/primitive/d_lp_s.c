@@ -54,7 +54,7 @@ static void mix(const struct d_lp_s *x, const struct coded_scratch *scratch, voi
     for (int r = 0; r < REPLICAS; r++) {
         if (weights[1 + r] == 0)
             continue;
-        const float *replica = x->coll->replicas[r] + begin;
+        const float *replica = x->coll->args.replicas[r] + begin;
         kernels->scale[BHVD_FLOAT32](is_first ? mixed : term, replica, weights[1 + r], count);
         if (!is_first)
             kernels->reduce[KERNEL_SUM][BHVD_FLOAT32](mixed, mixed, term, count);
@@ -85,7 +85,7 @@ static void encode(const struct d_lp_s *x, const struct coded_scratch *scratch, 
 {
     const size_t begin = element_of(x, values), count = values->nbytes / x->encoder.element;
     const void *value = span_source(&x->list, values->begin, values->nbytes, x->encoder.value);
-    if (x->coll->mixes_before) {
+    if (collective_mixes(x->before + 1)) {
         mix(x, scratch, x->encoder.value, value, x->before, begin, count);
         value = x->encoder.value;
     }
@@ -109,9 +109,9 @@ static void combine(const struct d_lp_s *x, const struct coded_scratch *scratch,
     const unsigned char *last = peers + (x->codes.peers.count ? (size_t)(x->codes.peers.count - 1) * x->codes.received.each : 0);
     const unsigned char *codes[REPLICAS] = {own, x->codes.peers.count ? peers : own, x->codes.peers.count ? last : own};
     for (int r = 0; r < REPLICAS; r++)
-        if (x->coll->replicas[r])
-            x->encoder.codec->decode_add(x->coll->replicas[r] + begin, codes[r], count, &x->encoder.options);
-    if (x->coll->mixes_after)
+        if (x->coll->args.replicas[r])
+            x->encoder.codec->decode_add(x->coll->args.replicas[r] + begin, codes[r], count, &x->encoder.options);
+    if (collective_mixes(x->after + 1))
         store_result(x, scratch, values);
 }
 
@@ -138,8 +138,9 @@ static struct d_lp_s d_lp_s_of(struct executor *exec, const struct collective *c
         .encoder = encoder_init(&exec->kernels, coll, me),
         .codes = coded_of(coll, collective_nbytes(coll), n, me, &exec->network),
     };
-    memcpy(x.before, coll->before, sizeof x.before);
-    memcpy(x.after, coll->after, sizeof x.after);
+    x.before[0] = 1;
+    memcpy(x.before + 1, coll->args.before, sizeof coll->args.before);
+    memcpy(x.after, coll->args.after, sizeof x.after);
     return x;
 }
 
@@ -279,7 +280,7 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
         return exec->failure.status;
     struct d_lp_s x = d_lp_s_of(exec, coll, h ? h->hosts : 1, h ? h->host : 0);
     const size_t longest = segments_part(&x.codes.cut, 0, 0).count;
-    if (h && coll->replicas[0]) {
+    if (h && coll->args.replicas[0]) {
         weigh(h, &x.codes.peers, x.before);
         weigh(h, &x.codes.peers, x.after);
     }

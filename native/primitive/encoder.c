@@ -7,8 +7,8 @@ struct encoder encoder_init(const struct kernel_table *kernels, const struct col
     const bhvd_dtype dtype = coll->tensors[0].dtype;
     return (struct encoder){
         .kernels = kernels,
-        .codec = &kernels->codecs[coll->codec][dtype],
-        .options = coll->codec_options,
+        .codec = &kernels->codecs[coll->args.codec][dtype],
+        .options = coll->args.codec_options,
         .dtype = dtype,
         .element = bhvd_dtype_size(dtype),
         .rank = rank,

@@ -23,12 +23,12 @@ static bhvd_status check_hosts(const struct executor *exec, const struct group *
 
 static bhvd_status add_spans(struct executor *exec, struct collective *coll, struct span_list *list)
 {
-    for (size_t t = 0; t < coll->tensor_count; t++) {
+    for (size_t t = 0; t < coll->args.tensor_count; t++) {
         struct tensor *tensor = &coll->tensors[t];
-        if (coll->kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
+        if (coll->args.kind != BHVD_D_LP_S && executor_allocate_result(exec, tensor, tensor->dim0))
             return exec->failure.status;
         if (!span_list_add(list, tensor))
-            return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->tensor_count);
+            return executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for an operation of %zu tensors", coll->args.tensor_count);
     }
     return BHVD_OK;
 }
@@ -37,11 +37,11 @@ bhvd_status primitive_execute(struct executor *exec, struct group *group, struct
                               primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
-    const bool is_central = coll->kind == BHVD_C_LP_S;
-    bhvd_status status = coll->hierarchical && !is_central ? check_hosts(exec, group, error) : BHVD_OK;
+    const bool is_central = coll->args.kind == BHVD_C_LP_S;
+    bhvd_status status = coll->args.hierarchical && !is_central ? check_hosts(exec, group, error) : BHVD_OK;
     if (!status && !(gpu && is_central))
         status = add_spans(exec, coll, &list);
-    const bool is_hierarchical = list.nbytes && primitive_is_hierarchical(group, coll->kind, coll->hierarchical);
+    const bool is_hierarchical = list.nbytes && primitive_is_hierarchical(group, coll->args.kind, coll->args.hierarchical);
     if (!status && collective_nbytes(coll))
         status = (is_hierarchical ? hosts : among)(exec, group, coll, gpu, &list, plan);
     span_list_fini(&list);

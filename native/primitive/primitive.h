@@ -22,7 +22,7 @@ int primitive_hosts(const struct group *group);
 // Participant i's peers among n.
 static inline struct peers primitive_peers(const struct collective *coll, int n, int i)
 {
-    return peers_of(coll->kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : coll->topology, n, i, coll->round);
+    return peers_of(coll->args.kind == BHVD_D_LP_S ? BHVD_TOPOLOGY_RING : coll->args.topology, n, i, coll->args.round);
 }
 
 // Allocates `size` bytes for the primitive's state while its plan is executed, for its custom steps. Takes ownership of the list;

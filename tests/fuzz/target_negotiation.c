@@ -122,9 +122,9 @@ static void look_at_executions(const bhvd_context *ctx)
             const struct bhvd_operation *op = operation_of(e->colls[i]);
             REQUIRE(set && set->group.rank >= 0 && op->phase == OPERATION_AGREED && !operation_is_complete(op) &&
                     op->key.process_set == e->process_set);
-            REQUIRE(i == 0 || (op->coll.kind == BHVD_ALLREDUCE && e->colls[0]->kind == BHVD_ALLREDUCE));
-            REQUIRE(!op->coll.is_proxy || op->coll.kind == BHVD_ALLREDUCE ||
-                    bhvd_encoded_size(op->coll.codec, op->coll.tensors[0].dtype, 1, &op->coll.codec_options));
+            REQUIRE(i == 0 || (op->coll.args.kind == BHVD_ALLREDUCE && e->colls[0]->args.kind == BHVD_ALLREDUCE));
+            REQUIRE(!op->coll.is_proxy || op->coll.args.kind == BHVD_ALLREDUCE ||
+                    bhvd_encoded_size(op->coll.args.codec, op->coll.tensors[0].dtype, 1, &op->coll.args.codec_options));
             REQUIRE(response_agrees(set, op));
             for (int j = 0; j < i; j++)
                 REQUIRE(e->colls[j] != &op->coll);

@@ -6,8 +6,9 @@
 // Reads the parsed request completely.
 static void look_at(const struct request *request)
 {
-    REQUIRE(request->tensor_count == 0 || request_nbytes(request) / 8 <= request->tensor_count * (size_t)OPERATION_COUNT_MAX);
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    const size_t tensors = request->args.tensor_count;
+    REQUIRE(tensors == 0 || request_nbytes(request) / 8 <= tensors * (size_t)OPERATION_COUNT_MAX);
+    for (size_t t = 0; t < tensors; t++) {
         char shape[64];
         request_format_shape(shape, sizeof shape, &request->tensors[t]);
         REQUIRE(strlen(shape) < sizeof shape && shape[0] == '[');
@@ -15,7 +16,7 @@ static void look_at(const struct request *request)
             REQUIRE(request_dim(&request->tensors[t], d) >= 0);
     }
     int64_t sum = 0;
-    for (uint32_t i = 0; i < request->split_count; i++)
+    for (uint32_t i = 0; i < request->args.split_count; i++)
         sum ^= request_split(request, i);
     struct operation_key key;
     REQUIRE(request_read_key(request->bytes, request->size, &key));

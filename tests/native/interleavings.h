@@ -166,8 +166,8 @@ static void execute_all(struct rank *rank)
             struct bhvd_operation *op = operation_of(e->colls[i]);
             CHECK(rank->executed < sizeof rank->order - 1);
             if (!op->coll.is_proxy)
-                rank->order[rank->executed++] = op->coll.name[0];
-            if (op->coll.kind == BHVD_JOIN)
+                rank->order[rank->executed++] = op->coll.args.name[0];
+            if (op->coll.args.kind == BHVD_JOIN)
                 op->value = op->response_numbers[0];
             operation_complete(op, NULL);
         }
@@ -284,9 +284,10 @@ static void check_together(const int *actions, int depth)
         if (at >= one->handle_count || bhvd_wait(one->handles[at], 0, &error))
             continue;
         for (int j = 0; j < other->handle_count; j++) {
-            if (other->handles[j]->coll.name[0] == one->handles[at]->coll.name[0] && bhvd_wait(other->handles[j], 0, &error))
+            if (other->handles[j]->coll.args.name[0] == one->handles[at]->coll.args.name[0] &&
+                bhvd_wait(other->handles[j], 0, &error))
                 check_fail(__FILE__, __LINE__, "rank %d executes '%c', rank %d has not, after: %s", i % rank_count,
-                           one->handles[at]->coll.name[0], i / rank_count % rank_count, schedule(actions, depth));
+                           one->handles[at]->coll.args.name[0], i / rank_count % rank_count, schedule(actions, depth));
         }
     }
 }
@@ -308,7 +309,7 @@ static void check_end(const int *actions, int depth)
             if (status && !(somebody_left_early && status == BHVD_ERR_SHUTDOWN))
                 check_fail(__FILE__, __LINE__, "rank %d ends with \"%s\" after: %s", r, error.message,
                            schedule(actions, depth));
-            if (!status && rank->handles[i]->coll.kind == BHVD_JOIN)
+            if (!status && rank->handles[i]->coll.args.kind == BHVD_JOIN)
                 CHECK_EQ(rank->handles[i]->value, ranks[0].handles[ranks[0].handle_count - 1]->value);
         }
     }

@@ -36,13 +36,14 @@ static struct request *make_request(int rank)
 static struct bhvd_operation *make_operation(int rank)
 {
     struct bhvd_operation *op = calloc(1, sizeof *op + COLUMNS * sizeof op->tensors[0]);
-    op->coll.kind = BHVD_ALLTOALL;
-    op->coll.tensor_count = COLUMNS;
+    op->coll.args.kind = BHVD_ALLTOALL;
+    op->coll.args.tensor_count = COLUMNS;
     op->coll.tensors = op->tensors;
-    op->splits = malloc(MANY * sizeof *op->splits);
+    int32_t *splits = malloc(MANY * sizeof *splits);
     int64_t dim0 = 0;
     for (int to = 0; to < MANY; to++)
-        dim0 += op->splits[to] = rows(rank, to);
+        dim0 += splits[to] = rows(rank, to);
+    op->coll.args.splits = splits;
     for (int t = 0; t < COLUMNS; t++)
         op->tensors[t] = (struct tensor){.dim0 = dim0, .row_nbytes = ROW_BYTES, .dtype = BHVD_FLOAT32};
     return op;
@@ -79,7 +80,7 @@ static void check_response(const struct pending *pending, struct process_set *se
     numbers[member] = rows(member, member) ? 0 : 1;      // contradicts what it sends to itself
     CHECK(!response_agrees(set, op));
     free(numbers);
-    free(op->splits);
+    free((void *)op->coll.args.splits);
     free(op);
     bytes_fini(&out);
 }
@@ -113,15 +114,15 @@ TEST(operations_of_host_and_gpu_are_not_executed_together)
     struct execution *execution = calloc(1, sizeof *execution + sizeof execution->colls[0]);
     for (int i = 0; i < 2; i++) {
         ops[i] = calloc(1, sizeof *ops[i]);
-        ops[i]->coll.kind = BHVD_ALLREDUCE;
+        ops[i]->coll.args = (struct bhvd_args){.kind = BHVD_ALLREDUCE, .device = -1};
     }
     CHECK(response_continues(execution, ops[0]));
     execution->count = 1;
     execution->colls[0] = &ops[0]->coll;
     CHECK(response_continues(execution, ops[1]));
-    ops[1]->on_gpu = true;
+    ops[1]->coll.args.device = 0;
     CHECK(!response_continues(execution, ops[1]));
-    ops[0]->on_gpu = true;
+    ops[0]->coll.args.device = 0;
     CHECK(response_continues(execution, ops[1]));
     free(ops[0]);
     free(ops[1]);

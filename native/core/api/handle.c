@@ -15,11 +15,11 @@ bhvd_status bhvd_wait(bhvd_handle *op, int timeout_ms, struct bhvd_error *error)
 {
     if (!operation_is_complete(op) && op->ctx->abandoned)
         return error_set(error, BHVD_ERR_SHUTDOWN, "operation '%.*s' belongs to the parent of this forked process",
-                         (int)op->coll.name_size, op->coll.name);
+                         (int)op->coll.name_size, op->coll.args.name);
     if (!operation_is_complete(op))
         progress_wait(op, clock_deadline_ns(timeout_ms));
     if (!operation_is_complete(op))
-        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->coll.name_size, op->coll.name);
+        return error_set(error, BHVD_IN_PROGRESS, "operation '%.*s' is in progress", (int)op->coll.name_size, op->coll.args.name);
     if (error)
         *error = op->error;
     return op->error.status;
@@ -33,7 +33,7 @@ void bhvd_handle_drop(bhvd_handle *op) { operation_release(op); }
 
 bhvd_status bhvd_result(bhvd_handle *op, size_t index, struct bhvd_result *out)
 {
-    if (!operation_is_complete(op) || op->error.status || index >= op->coll.tensor_count)
+    if (!operation_is_complete(op) || op->error.status || index >= op->coll.args.tensor_count)
         return BHVD_ERR_ARGUMENT;
     const struct tensor *tensor = &op->coll.tensors[index];
     *out = (struct bhvd_result){tensor->result, tensor->result_nbytes, tensor->result_dim0, 0};
@@ -58,7 +58,7 @@ void bhvd_result_free(void *data) { block_pool_release(&result_memory, data); }
 
 bhvd_status bhvd_received_splits(bhvd_handle *op, size_t index, int32_t *splits, size_t count)
 {
-    if (!operation_is_complete(op) || op->error.status || index >= op->coll.tensor_count || !op->received_splits ||
+    if (!operation_is_complete(op) || op->error.status || index >= op->coll.args.tensor_count || !op->received_splits ||
         count != op->received_size)
         return BHVD_ERR_ARGUMENT;
     memcpy(splits, op->received_splits + index * count, count * sizeof *splits);

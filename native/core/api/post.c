@@ -51,9 +51,9 @@ static int32_t *copy_splits(const struct bhvd_args *args)
 // Fetches arrays that the host reads or changes and that may have newer values on a GPU.
 static bhvd_status fetch_device_copies(const struct bhvd_operation *op, struct bhvd_error *error)
 {
-    bhvd_status status = op->coll.worker_copy ? bhvd_device_array_fetch(op->coll.worker_copy, error) : BHVD_OK;
+    bhvd_status status = op->coll.args.worker_copy ? bhvd_device_array_fetch(op->coll.args.worker_copy, error) : BHVD_OK;
     for (int r = 0; r < REPLICAS && !status; r++)
-        status = op->coll.replica_copies[r] ? bhvd_device_array_fetch(op->coll.replica_copies[r], error) : BHVD_OK;
+        status = op->coll.args.replica_copies[r] ? bhvd_device_array_fetch(op->coll.args.replica_copies[r], error) : BHVD_OK;
     return status;
 }
 
@@ -95,38 +95,16 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
         free(splits);
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     }
-    changed.splits = op->splits = splits;
-    op->split_count = args->split_count;
+    changed.splits = splits;
+    for (int r = 0; r < REPLICAS; r++)
+        changed.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
+    changed.worker_copy = args->worker_residual ? args->worker_copy : NULL;
+    changed.server_copy = args->server_residual ? args->server_copy : NULL;
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
     atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
-    op->coll.kind = args->kind;
-    op->byte_counter = args->byte_counter;
-    op->coll.op = args->op;
-    op->coll.root_rank = args->root_rank;
-    op->coll.prescale_factor = args->prescale_factor;
-    op->coll.postscale_factor = args->postscale_factor;
-    op->coll.codec = args->codec;
-    op->coll.codec_options = args->codec_options;
-    op->coll.exchange = args->exchange;
-    op->coll.topology = args->topology;
-    op->coll.round = args->round;
-    op->coll.hierarchical = args->hierarchical != 0;
-    op->on_gpu = args->gpu != NULL;
-    for (int r = 0; r < REPLICAS; r++) {
-        op->coll.replicas[r] = args->replicas[r];
-        op->coll.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
-        op->coll.before[1 + r] = args->before[r];
-        op->coll.mixes_before |= args->before[r] != 0;
-        op->coll.mixes_after |= args->after[1 + r] != 0;
-    }
-    op->coll.before[0] = 1;
-    memcpy(op->coll.after, args->after, sizeof op->coll.after);
-    op->coll.worker_residual = args->worker_residual;
-    op->coll.server_residual = args->server_residual;
-    op->coll.worker_copy = args->worker_residual ? args->worker_copy : NULL;
-    op->coll.server_copy = args->server_residual ? args->server_copy : NULL;
-    op->coll.tensor_count = args->tensor_count;
+    op->coll.args = changed;
+    op->coll.args.tensors = NULL;               // the caller's
     op->coll.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {
         tensor_init(&op->coll.tensors[t], &args->tensors[t]);
@@ -141,7 +119,7 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
                            "several groups", args->name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
-    op->coll.name = op->key.name;
+    op->coll.args.name = op->key.name;
     op->coll.name_size = op->key.name_size;
     if (!status)
         status = stage(op, args, &facts, error);
@@ -153,12 +131,13 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
 // the coordinator does not order pairwise ones. Call with post_lock held.
 static const struct bhvd_operation *find_user_of_replicas(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
-    if (op->coll.kind != BHVD_D_LP_S)
+    float *const *replicas = op->coll.args.replicas;
+    if (op->coll.args.kind != BHVD_D_LP_S)
         return NULL;
     for (struct table_node *node = NULL; (node = table_next(&ctx->names, node));) {
         const struct bhvd_operation *other = TABLE_CONTAINER(node, struct bhvd_operation, by_name);
-        for (int i = 0; i < REPLICAS * REPLICAS && other->coll.kind == BHVD_D_LP_S; i++)
-            if (op->coll.replicas[i / REPLICAS] && op->coll.replicas[i / REPLICAS] == other->coll.replicas[i % REPLICAS])
+        for (int i = 0; i < REPLICAS * REPLICAS && other->coll.args.kind == BHVD_D_LP_S; i++)
+            if (replicas[i / REPLICAS] && replicas[i / REPLICAS] == other->coll.args.replicas[i % REPLICAS])
                 return other;
     }
     return NULL;
@@ -170,19 +149,19 @@ static bhvd_status operation_enqueue(bhvd_context *ctx, struct bhvd_operation *o
     bhvd_status status = BHVD_OK;
     const struct bhvd_operation *user;
     pthread_mutex_lock(&ctx->post_lock);
-    if (!context_accepts(ctx, op->coll.kind)) {
+    if (!context_accepts(ctx, op->coll.args.kind)) {
         *error = ctx->closing;
         status = ctx->closing.status;
     } else if (operation_find_locked(ctx, &op->key)) {
         status = error_set(error, BHVD_ERR_ARGUMENT,
                            "Requested to %s a tensor with the same name as another tensor that is currently being "
                            "processed. If you want to request another tensor, use a different tensor name ('%.*s').",
-                           OPERATION_TRAITS[op->coll.kind].word, (int)op->coll.name_size, op->coll.name);
+                           OPERATION_TRAITS[op->coll.args.kind].word, (int)op->coll.name_size, op->coll.args.name);
     } else if ((user = find_user_of_replicas(ctx, op))) {
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%.*s' has replicas that '%.*s' uses, which has not ended: wait for it first",
-                           (int)op->coll.name_size, op->coll.name, (int)user->coll.name_size, user->coll.name);
+                           (int)op->coll.name_size, op->coll.args.name, (int)user->coll.name_size, user->coll.args.name);
     } else if (!table_insert(&ctx->names, &op->by_name, operation_hash(&op->key))) {
-        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->coll.name_size, op->coll.name);
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%.*s'", (int)op->coll.name_size, op->coll.args.name);
     } else {
         fifo_put(&ctx->posted, op, next);
         atomic_fetch_add(&ctx->outstanding, 1);

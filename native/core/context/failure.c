@@ -15,7 +15,7 @@ bool context_accepts(const bhvd_context *ctx, bhvd_kind kind)
 static bool needs_coordinator(const struct bhvd_operation *op, uint32_t unused)
 {
     (void)unused;
-    const bool may_be_pairwise = context_accepts(op->ctx, op->coll.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED);
+    const bool may_be_pairwise = context_accepts(op->ctx, op->coll.args.kind) && (op->is_pairwise || op->phase == OPERATION_POSTED);
     return op->phase < OPERATION_AGREED && !may_be_pairwise;
 }
 

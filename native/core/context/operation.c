@@ -181,12 +181,12 @@ void operation_release(struct bhvd_operation *op)
 {
     if (!op || atomic_fetch_sub(&op->references, 1) != 1)
         return;
-    for (size_t t = 0; t < op->coll.tensor_count; t++)
+    for (size_t t = 0; t < op->coll.args.tensor_count; t++)
         block_pool_release(&result_memory, op->coll.tensors[t].result);
     staged_codes_destroy(&op->coll);
     staging_destroy(op->coll.staging);
     bytes_fini(&op->request);
-    free(op->splits);
+    free((void *)op->coll.args.splits);
     free(op->response_numbers_owned);
     free(op->inline_sum);
     free(op->received_splits);

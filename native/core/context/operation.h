@@ -29,16 +29,12 @@ struct bhvd_operation {
     struct table_node by_name;          // in ctx->names
     struct operation_key key;           // its name lies inside `request`; a proxy has none
     struct collective coll;             // its tensors follow this struct
-    int byte_counter;                   // number of the counter of its bytes
-    int32_t *splits;
-    size_t split_count;
     struct bytes request;               // in wire format, see core/message/request.h; equal bytes mean equal requests
     struct lru_entry *cached;           // the entry by which it was requested, or which its response created
     const int64_t *response_numbers;    // added by the response, see core/negotiation/member.h
     size_t response_number_count;
     int64_t *response_numbers_owned;    // to be freed; NULL when they lie in `cached`
     unsigned char *inline_sum;          // the sum that came with the response (inline_payload.h); NULL: execute it
-    bool on_gpu;                        // on all members; even so, a proxy's own memory is host memory
     int32_t *received_splits;           // alltoall: received_size entries for each tensor
     size_t received_size;
     int64_t value;
@@ -76,5 +72,5 @@ struct bhvd_operation *operation_find_locked(bhvd_context *ctx, const struct ope
 // alltoall: rows of the tensor that this rank sends to member i of `size`.
 static inline int64_t operation_split(const struct bhvd_operation *op, const struct tensor *tensor, int i, int size)
 {
-    return op->splits ? op->splits[i] : tensor->dim0 / size;
+    return op->coll.args.splits ? op->coll.args.splits[i] : tensor->dim0 / size;
 }

@@ -98,7 +98,7 @@ static void count_sent(bhvd_context *ctx, const struct execution *execution)
         for (int medium = 0; medium < 3; medium++) {
             const uint64_t upto = until == total ? sent[medium] : (uint64_t)((double)sent[medium] * (double)until / (double)total);
             if (upto != counted[medium])
-                ctx->byte_counters[operation_of(execution->colls[i])->byte_counter][medium] += upto - counted[medium];
+                ctx->byte_counters[execution->colls[i]->args.byte_counter][medium] += upto - counted[medium];
             counted[medium] = upto;
         }
     }
@@ -141,7 +141,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
         struct bhvd_operation *op = operation_of(execution->colls[i]);
         op->phase = OPERATION_EXECUTING;
         if (!op->coll.is_proxy)
-            timeline_begin(&ctx->timeline, &op->key, "", operation_kind_name(op->coll.kind, op->coll.op));
+            timeline_begin(&ctx->timeline, &op->key, "", operation_kind_name(op->coll.args.kind, op->coll.args.op));
     }
     ctx->counters.executions++;
     ctx->exec.sent = &execution->sent;

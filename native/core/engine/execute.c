@@ -34,14 +34,14 @@ static enum host_path host_path_of(const struct executor *exec, const struct pro
         return HOST_SHARED;
     if (!h || links_are_forced)
         return HOST_LINKS;
-    switch (coll->kind) {
+    switch (coll->args.kind) {
     case BHVD_ALLREDUCE:
     case BHVD_ALLGATHER:
         return HOST_HIERARCHICAL;
     case BHVD_REDUCESCATTER:
         return h->shards == h->largest ? HOST_HIERARCHICAL : HOST_LINKS;
     case BHVD_BROADCAST:
-        return is_on_every_host(h, process_set_index(set, coll->root_rank)) ? HOST_HIERARCHICAL : HOST_LINKS;
+        return is_on_every_host(h, process_set_index(set, coll->args.root_rank)) ? HOST_HIERARCHICAL : HOST_LINKS;
     default:
         return HOST_LINKS;
     }
@@ -94,7 +94,7 @@ static bhvd_status allreduce_vector(struct executor *exec, struct group *group, 
         return BHVD_OK;
     if (group->size == 1)
         return allreduce_alone(&reduction, list);
-    if (coll->op == BHVD_OP_ADASUM)
+    if (coll->args.op == BHVD_OP_ADASUM)
         return allreduce_adasum(exec, group, &reduction, list);
     if (path == HOST_SHARED)
         return allreduce_shared(exec, group, &reduction, list);
@@ -114,7 +114,7 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
     bool present[BHVD_DTYPE_COUNT] = {false};
     for (int i = 0; i < count; i++) {
         struct collective *coll = colls[i];
-        for (size_t t = 0; t < coll->tensor_count; t++) {
+        for (size_t t = 0; t < coll->args.tensor_count; t++) {
             if (executor_allocate_result(exec, &coll->tensors[t], coll->tensors[t].dim0))
                 return exec->failure.status;
             if (operation_of(coll)->inline_sum)
@@ -128,12 +128,12 @@ static bhvd_status execute_allreduce(struct executor *exec, struct group *group,
         struct span_list list = {0};
         if (gpu) {
             struct reduction reduction = reduction_by(exec, colls[0], dtype, group->size);
-            status = nccl_allreduce(gpu, colls[0]->op, &reduction);
+            status = nccl_allreduce(gpu, colls[0]->args.op, &reduction);
             continue;
         }
         for (int i = 0; i < count && !status; i++) {
             const struct collective *coll = colls[i];
-            for (size_t t = 0; t < coll->tensor_count && !status && !operation_of(colls[i])->inline_sum; t++) {
+            for (size_t t = 0; t < coll->args.tensor_count && !status && !operation_of(colls[i])->inline_sum; t++) {
                 if (coll->tensors[t].dtype == (bhvd_dtype)dtype && !span_list_add(&list, &coll->tensors[t]))
                     status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %d fused operations", count);
             }
@@ -243,25 +243,25 @@ static bhvd_status execute_tensors(struct executor *exec, struct process_set *se
     struct group *group = &set->group;
     struct collective *coll = &op->coll;
     const size_t n = (size_t)group->size;
-    const size_t per_tensor = response_count(coll->kind, group->size);
+    const size_t per_tensor = response_count(coll->args.kind, group->size);
     size_t *bytes = malloc(2 * n * sizeof *bytes);
-    if (coll->kind == BHVD_ALLTOALL)
-        op->received_splits = malloc(coll->tensor_count * n * sizeof *op->received_splits);
+    if (coll->args.kind == BHVD_ALLTOALL)
+        op->received_splits = malloc(coll->args.tensor_count * n * sizeof *op->received_splits);
     op->received_size = n;
     bhvd_status status = BHVD_OK;
-    if (!bytes || (coll->kind == BHVD_ALLTOALL && !op->received_splits))
+    if (!bytes || (coll->args.kind == BHVD_ALLTOALL && !op->received_splits))
         status = executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a collective of %d ranks", group->size);
-    for (size_t t = 0; t < coll->tensor_count && !status && !(status = execute_previous(exec, plan)); t++) {
+    for (size_t t = 0; t < coll->args.tensor_count && !status && !(status = execute_previous(exec, plan)); t++) {
         struct tensor *tensor = &coll->tensors[t];
         const int64_t *numbers = op->response_numbers + t * per_tensor;
-        if (coll->kind == BHVD_ALLGATHER)
+        if (coll->args.kind == BHVD_ALLGATHER)
             status = execute_allgather(exec, group, coll, tensor, numbers, bytes, gpu, path, plan);
-        else if (coll->kind == BHVD_ALLTOALL)
+        else if (coll->args.kind == BHVD_ALLTOALL)
             status = execute_alltoall(exec, group, op, tensor, numbers, op->received_splits + t * n, bytes, gpu, path, plan);
-        else if (coll->kind == BHVD_REDUCESCATTER)
+        else if (coll->args.kind == BHVD_REDUCESCATTER)
             status = execute_reducescatter(exec, group, coll, tensor, bytes, gpu, path, plan);
         else
-            status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->root_rank), gpu, path, plan);
+            status = execute_broadcast(exec, group, coll, tensor, process_set_index(set, coll->args.root_rank), gpu, path, plan);
     }
     free(bytes);
     return status;
@@ -275,10 +275,10 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 {
     const struct collective *coll = execution->colls[0];
     *gpu = NULL;
-    if (!operation_of(execution->colls[0])->on_gpu)
+    if (!collective_is_on_gpu(coll))
         return BHVD_OK;
     bhvd_status status = communicators_agree(ctx, set, coll);
-    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, coll->kind, coll->hierarchical);
+    const struct nccl_facts facts = nccl_facts_of(set->nccl, &set->group, coll->args.kind, coll->args.hierarchical);
     const enum nccl_path path = nccl_path_of(&facts, coll);
     if (status || path == PATH_HOST)
         return status;
@@ -289,7 +289,7 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 static bhvd_status fetch_server_residual(struct executor *exec, const struct collective *coll)
 {
     struct bhvd_error error;
-    if (!coll->server_copy || !bhvd_device_array_fetch(coll->server_copy, &error))
+    if (!coll->args.server_copy || !bhvd_device_array_fetch(coll->args.server_copy, &error))
         return BHVD_OK;
     return executor_fail(exec, error.status, "rank %d: %s", exec->connections.rank, error.message);
 }
@@ -304,10 +304,10 @@ static bhvd_status execute_primitive(struct executor *exec, struct group *group,
                                      struct nccl_execution *gpu, struct plan *plan, struct bhvd_error *error)
 {
     if (gpu)
-        return coll->kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
+        return coll->args.kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
     const bool is_encoded = coll->staging && coll->staging->codes;
     const struct gpu_codes codes = is_encoded ? staged_codes_on_gpu(coll->staging->codes) : (struct gpu_codes){0};
-    if (coll->kind == BHVD_D_LP_S)
+    if (coll->args.kind == BHVD_D_LP_S)
         return d_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan, error);
     bhvd_status status = fetch_server_residual(exec, coll);
     return status ? status : c_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan);
@@ -320,22 +320,22 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
     struct collective *coll = execution->colls[0];
     struct nccl_execution *gpu;
     const enum host_path path = host_path_of(exec, set, coll);
-    const bool on_gpu = operation_of(coll)->on_gpu, is_primitive = coll->kind == BHVD_C_LP_S || coll->kind == BHVD_D_LP_S;
+    const bool is_primitive = coll->args.kind == BHVD_C_LP_S || coll->args.kind == BHVD_D_LP_S;
     bhvd_status status = begin(ctx, set, execution, &gpu);
     if (!status && is_primitive)
         status = execute_primitive(exec, &set->group, coll, gpu, plan, error);
-    else if (!status && coll->kind == BHVD_ALLREDUCE)
+    else if (!status && coll->args.kind == BHVD_ALLREDUCE)
         status = execute_allreduce(exec, &set->group, execution->colls, execution->count, gpu, path, plan);
     else if (!status)
         status = execute_tensors(exec, set, operation_of(coll), gpu, path, plan);
-    const bool at_once = on_gpu || (is_primitive ? set->group.shared : set->group.size == 1);
+    const bool at_once = collective_is_on_gpu(coll) || (is_primitive ? set->group.shared : set->group.size == 1);
     return nccl_end(gpu, finish(exec, plan, at_once, status));
 }
 
 bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
 {
     struct group *group = &process_set_find(&ctx->sets, op->key.process_set)->group;
-    return op->coll.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
+    return op->coll.args.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
                                         : d_lp_s(&ctx->exec, group, &op->coll, NULL, plan, error);
 }
 
@@ -346,10 +346,10 @@ bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct
     struct bhvd_operation *op = operation_of(execution->colls[0]);
     if (!set || set->group.rank < 0)
         return error_set(error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
-                         (int)op->coll.name_size, op->coll.name);
-    switch (op->coll.kind) {
+                         (int)op->coll.name_size, op->coll.args.name);
+    switch (op->coll.args.kind) {
     case BHVD_D_FP_S:
-        return finish(&ctx->exec, plan, op->on_gpu || set->group.shared,
+        return finish(&ctx->exec, plan, collective_is_on_gpu(&op->coll) || set->group.shared,
                       d_fp_s(&ctx->exec, &set->group, &op->coll, plan, error));
     case BHVD_BARRIER:
         return BHVD_OK;

@@ -8,21 +8,22 @@
 
 bhvd_status execute_process_set_add(bhvd_context *ctx, struct bhvd_operation *op, struct bhvd_error *error)
 {
+    const int32_t *ranks = op->coll.args.splits;
+    const int size = (int)op->coll.args.split_count;
     int id = -1;
     bhvd_status status = BHVD_OK;
-    for (size_t i = 0; i < op->split_count && !status; i++) {
-        if (op->splits[i] < 0 || op->splits[i] >= ctx->options.size || (i && op->splits[i] == op->splits[i - 1]))
+    for (int i = 0; i < size && !status; i++) {
+        if (ranks[i] < 0 || ranks[i] >= ctx->options.size || (i && ranks[i] == ranks[i - 1]))
             status = error_set(error, BHVD_ERR_ARGUMENT, "a process set holds ranks from 0 to %d, each at most once; rank %d is "
-                               "out of range or repeated", ctx->options.size - 1, op->splits[i]);
+                               "out of range or repeated", ctx->options.size - 1, ranks[i]);
     }
     pthread_mutex_lock(&ctx->sets_lock);
-    const bool of_members = op->coll.root_rank != 0;
-    const struct process_set *same =
-        of_members ? process_set_of(&ctx->sets, op->splits, (int)op->split_count, true) : NULL;
+    const bool of_members = op->coll.args.root_rank != 0;
+    const struct process_set *same = of_members ? process_set_of(&ctx->sets, ranks, size, true) : NULL;
     if (!status && same)
         id = same->group.id;
     else if (!status)
-        status = process_set_add(&ctx->sets, &ctx->exec, op->splits, (int)op->split_count, of_members, &id, error);
+        status = process_set_add(&ctx->sets, &ctx->exec, ranks, size, of_members, &id, error);
     pthread_mutex_unlock(&ctx->sets_lock);
     if (status == BHVD_ERR_SYSTEM)
         status = executor_fail_with(&ctx->exec, error);         // the other ranks have the set
@@ -39,7 +40,7 @@ static int is_unused(struct executor *exec, void *arg)
 
 bhvd_status execute_process_set_remove(bhvd_context *ctx, struct bhvd_operation *op)
 {
-    int id = op->coll.root_rank;
+    int id = op->coll.args.root_rank;
     op->value = id > 0 && process_set_get(&ctx->sets, (uint32_t)id) != NULL;
     if (!op->value)
         return BHVD_OK;

@@ -73,31 +73,30 @@ static bool shape_is_possible(const struct request_tensor *tensor)
 }
 
 // Reads everything before the tensors. False: malformed.
-static bool take_fields(struct bytes_reader *r, struct request *fields)
+static bool take_fields(struct bytes_reader *r, struct operation_key *key, struct bhvd_args *args)
 {
-    fields->key = operation_key_take(r, bytes_take_u32(r));
-    fields->kind = bytes_take_u8(r);
-    fields->op = bytes_take_u8(r);
-    fields->codec = bytes_take_u8(r);
-    fields->codec_parameter = bytes_take_f64(r);
-    fields->exchange = bytes_take_u8(r);
-    fields->topology = bytes_take_u8(r);
-    fields->round = bytes_take_i64(r);
-    fields->hierarchical = bytes_take_u8(r) != 0;
-    fields->on_gpu = bytes_take_u8(r) != 0;
-    fields->root_rank = bytes_take_i64(r);
-    fields->prescale_factor = bytes_take_f64(r);
-    fields->postscale_factor = bytes_take_f64(r);
-    fields->tensor_count = bytes_take_u32(r);
-    return !r->failed && (int)fields->kind < OPERATION_KINDS && fields->op <= BHVD_OP_PRODUCT &&
-           fields->codec < BHVD_CODEC_COUNT && fields->exchange <= BHVD_EXCHANGE_ALLGATHER &&
-           fields->topology <= BHVD_TOPOLOGY_ROUND_ROBIN &&
-           OPERATION_TRAITS[fields->kind].has_tensors == (fields->tensor_count > 0);
+    *key = operation_key_take(r, bytes_take_u32(r));
+    args->kind = bytes_take_u8(r);
+    args->op = bytes_take_u8(r);
+    args->codec = bytes_take_u8(r);
+    args->codec_options.parameter = bytes_take_f64(r);
+    args->exchange = bytes_take_u8(r);
+    args->topology = bytes_take_u8(r);
+    args->round = (int32_t)bytes_take_i64(r);
+    args->hierarchical = bytes_take_u8(r) != 0;
+    args->device = bytes_take_u8(r) ? 0 : -1;
+    args->root_rank = (int32_t)bytes_take_i64(r);
+    args->prescale_factor = bytes_take_f64(r);
+    args->postscale_factor = bytes_take_f64(r);
+    args->tensor_count = bytes_take_u32(r);
+    return !r->failed && args->kind < OPERATION_KINDS && args->op <= BHVD_OP_PRODUCT && args->codec < BHVD_CODEC_COUNT &&
+           args->exchange <= BHVD_EXCHANGE_ALLGATHER && args->topology <= BHVD_TOPOLOGY_ROUND_ROBIN &&
+           OPERATION_TRAITS[args->kind].has_tensors == (args->tensor_count > 0);
 }
 
 static bool take_tensors(struct bytes_reader *r, struct request *request)
 {
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    for (uint32_t t = 0; t < request->args.tensor_count; t++) {
         struct request_tensor *tensor = &request->tensors[t];
         tensor->dtype = bytes_take_u8(r);
         tensor->ndim = bytes_take_u8(r);
@@ -105,8 +104,8 @@ static bool take_tensors(struct bytes_reader *r, struct request *request)
         if (r->failed || tensor->dtype >= BHVD_DTYPE_COUNT || !shape_is_possible(tensor))
             return false;
     }
-    request->split_count = bytes_take_u32(r);
-    request->splits = bytes_take(r, request->split_count * sizeof(int64_t));
+    request->args.split_count = bytes_take_u32(r);
+    request->splits = bytes_take(r, request->args.split_count * sizeof(int64_t));
     return !r->failed && r->at == r->end;
 }
 
@@ -122,8 +121,8 @@ bhvd_status request_parse(const unsigned char *bytes, size_t size, struct reques
         memcpy(fields.bytes, bytes, size);
     struct bytes_reader r = {fields.bytes, fields.bytes + size, false};
     // A tensor takes at least two bytes.
-    const bool is_possible = take_fields(&r, &fields) && fields.tensor_count <= size / 2;
-    struct request *request = is_possible ? malloc(sizeof *request + fields.tensor_count * sizeof request->tensors[0]) : NULL;
+    const bool is_possible = take_fields(&r, &fields.key, &fields.args) && fields.args.tensor_count <= size / 2;
+    struct request *request = is_possible ? malloc(sizeof *request + fields.args.tensor_count * sizeof request->tensors[0]) : NULL;
     if (request)
         memcpy(request, &fields, sizeof fields);
     if (request && take_tensors(&r, request)) {
@@ -159,23 +158,23 @@ int64_t request_split(const struct request *request, uint32_t i) { return read_i
 
 bool request_is_speculative(const struct request *request)
 {
-    return request->root_rank == 2 && (request->kind == BHVD_ALLTOALL || request->kind == BHVD_PROCESS_SET_ADD);
+    return request->args.root_rank == 2 && (request->args.kind == BHVD_ALLTOALL || request->args.kind == BHVD_PROCESS_SET_ADD);
 }
 
 // As in requests that are not speculative.
-static int64_t root_of(const struct request *request)
+static int root_of(const struct request *request)
 {
-    return request_is_speculative(request) ? request->kind == BHVD_PROCESS_SET_ADD : request->root_rank;
+    return request_is_speculative(request) ? request->args.kind == BHVD_PROCESS_SET_ADD : request->args.root_rank;
 }
 
 bool request_is_of_members(const struct request *request)
 {
-    return request->kind == BHVD_PROCESS_SET_ADD && request->root_rank != 0;
+    return request->args.kind == BHVD_PROCESS_SET_ADD && request->args.root_rank != 0;
 }
 
 bool request_lists(const struct request *request, int rank)
 {
-    for (uint32_t i = 0; i < request->split_count; i++) {
+    for (uint32_t i = 0; i < request->args.split_count; i++) {
         if (request_split(request, i) == rank)
             return true;
     }
@@ -185,7 +184,7 @@ bool request_lists(const struct request *request, int rank)
 size_t request_nbytes(const struct request *request)
 {
     size_t nbytes = 0;
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    for (uint32_t t = 0; t < request->args.tensor_count; t++) {
         size_t count = 1;
         for (int d = 0; d < request->tensors[t].ndim; d++)
             count *= (size_t)request_dim(&request->tensors[t], d);
@@ -220,16 +219,16 @@ __attribute__((format(printf, 2, 3))) static bhvd_status mismatch(const struct c
     va_end(args);
     const struct operation_key *key = &of->one->key;
     return error_set(of->error, BHVD_ERR_MISMATCH, "%.800s (%s '%.*s', ranks %d and %d)", sentence.message,
-                     OPERATION_TRAITS[of->one->kind].word, key->name_size > 150 ? 150 : (int)key->name_size, key->name,
+                     OPERATION_TRAITS[of->one->args.kind].word, key->name_size > 150 ? 150 : (int)key->name_size, key->name,
                      of->one_rank, of->other_rank);
 }
 
 static bhvd_status compare_shapes(const struct comparison *of)
 {
     const struct request *one = of->one, *other = of->other;
-    const char *kind = operation_kind_name(one->kind, one->op);
-    bool first_dim_free = one->kind == BHVD_ALLGATHER || one->kind == BHVD_ALLTOALL;
-    for (uint32_t t = 0; t < one->tensor_count; t++) {
+    const char *kind = operation_kind_name(one->args.kind, one->args.op);
+    bool first_dim_free = one->args.kind == BHVD_ALLGATHER || one->args.kind == BHVD_ALLTOALL;
+    for (uint32_t t = 0; t < one->args.tensor_count; t++) {
         const struct request_tensor *a = &one->tensors[t], *b = &other->tensors[t];
         if (!first_dim_free) {
             if (a->ndim == b->ndim && memcmp(a->dims, b->dims, a->ndim * sizeof(int64_t)) == 0)
@@ -260,49 +259,46 @@ bhvd_status request_compare(const struct request *one, int one_rank, const struc
                             struct bhvd_error *error)
 {
     const struct comparison of = {one, other, one_rank, other_rank, error};
-    const char *kind = operation_kind_name(one->kind, one->op);
-    uint32_t common = one->tensor_count < other->tensor_count ? one->tensor_count : other->tensor_count;
-    for (uint32_t t = 0; t < common; t++) {
+    const struct bhvd_args *a = &one->args, *b = &other->args;
+    const char *kind = operation_kind_name(a->kind, a->op);
+    for (size_t t = 0; t < a->tensor_count && t < b->tensor_count; t++) {
         if (one->tensors[t].dtype != other->tensors[t].dtype)
             return mismatch(&of, "Mismatched data types: One rank had type %s, but another rank had type %s.",
                             bhvd_dtype_name(one->tensors[t].dtype), bhvd_dtype_name(other->tensors[t].dtype));
     }
-    if (one->kind != other->kind || (one->op == BHVD_OP_ADASUM) != (other->op == BHVD_OP_ADASUM))
+    if (a->kind != b->kind || (a->op == BHVD_OP_ADASUM) != (b->op == BHVD_OP_ADASUM))
         return mismatch(&of, "Mismatched operations: One rank did an %s, but another rank did an %s.", kind,
-                        operation_kind_name(other->kind, other->op));
-    if (one->tensor_count != other->tensor_count)
-        return mismatch(&of, "Mismatched %s groups: One rank sent %u tensors, but another rank sent %u tensors.", kind,
-                        one->tensor_count, other->tensor_count);
+                        operation_kind_name(b->kind, b->op));
+    if (a->tensor_count != b->tensor_count)
+        return mismatch(&of, "Mismatched %s groups: One rank sent %zu tensors, but another rank sent %zu tensors.", kind,
+                        a->tensor_count, b->tensor_count);
     bhvd_status status = compare_shapes(&of);
     if (status)
         return status;
-    if (differ(one->prescale_factor, other->prescale_factor) || differ(one->postscale_factor, other->postscale_factor))
+    if (differ(a->prescale_factor, b->prescale_factor) || differ(a->postscale_factor, b->postscale_factor))
         return mismatch(&of, "Mismatched prescale and/or postscale factors: One rank sent factors (%g, %g), but another rank sent "
-                        "factors (%g, %g).", one->prescale_factor, one->postscale_factor, other->prescale_factor,
-                        other->postscale_factor);
-    if (one->op != other->op)
+                        "factors (%g, %g).", a->prescale_factor, a->postscale_factor, b->prescale_factor, b->postscale_factor);
+    if (a->op != b->op)
         return mismatch(&of, "Mismatched reduction operation: One rank sent reduction op %d, but another rank sent reduction op "
-                        "%d.", one->op, other->op);
-    if (one->codec != other->codec || differ(one->codec_parameter, other->codec_parameter) || one->exchange != other->exchange)
+                        "%d.", a->op, b->op);
+    if (a->codec != b->codec || differ(a->codec_options.parameter, b->codec_options.parameter) || a->exchange != b->exchange)
         return mismatch(&of, "Mismatched codecs: One rank sent codec %d with parameter %g and exchange %d, but another rank sent "
-                        "codec %d with parameter %g and exchange %d.", one->codec, one->codec_parameter, one->exchange,
-                        other->codec, other->codec_parameter, other->exchange);
-    if (one->hierarchical != other->hierarchical)
+                        "codec %d with parameter %g and exchange %d.", a->codec, a->codec_options.parameter, a->exchange, b->codec,
+                        b->codec_options.parameter, b->exchange);
+    if (a->hierarchical != b->hierarchical)
         return mismatch(&of, "Mismatched %s levels: One rank asked for a hierarchical one, but another rank for a flat one.", kind);
-    if (one->topology != other->topology || one->round != other->round)
-        return mismatch(&of, "Mismatched %s rounds: One rank sent topology %d and round %" PRId64
-                        ", but another rank sent topology %d and round %" PRId64 ".",
-                        kind, one->topology, one->round, other->topology, other->round);
-    if (one->kind == BHVD_PROCESS_SET_ADD &&
-        (one->split_count != other->split_count ||
-         memcmp(one->splits, other->splits, one->split_count * sizeof(int64_t)) != 0))
+    if (a->topology != b->topology || a->round != b->round)
+        return mismatch(&of, "Mismatched %s rounds: One rank sent topology %d and round %d, but another rank sent topology %d and "
+                        "round %d.", kind, a->topology, a->round, b->topology, b->round);
+    if (a->kind == BHVD_PROCESS_SET_ADD &&
+        (a->split_count != b->split_count || memcmp(one->splits, other->splits, a->split_count * sizeof(int64_t)) != 0))
         return error_set(error, BHVD_ERR_MISMATCH, "Mismatched process sets: ranks %d and %d tried to add different "
                          "ranks ('%.*s').", one_rank, other_rank, (int)one->key.name_size, one->key.name);
     if (root_of(one) != root_of(other))
-        return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %" PRId64
-                        ", but another rank specified root rank %" PRId64 ".", kind, one->root_rank, other->root_rank);
-    if (one->on_gpu != other->on_gpu)
+        return mismatch(&of, "Mismatched %s root ranks: One rank specified root rank %d, but another rank specified root rank %d.",
+                        kind, a->root_rank, b->root_rank);
+    if (a->device != b->device)
         return mismatch(&of, "Mismatched %s CPU/GPU device selection: One rank specified device %s, but another rank specified "
-                        "device %s.", kind, one->on_gpu ? "GPU" : "CPU", other->on_gpu ? "GPU" : "CPU");
+                        "device %s.", kind, a->device >= 0 ? "GPU" : "CPU", b->device >= 0 ? "GPU" : "CPU");
     return BHVD_OK;
 }

@@ -1,7 +1,7 @@
 // A request: a rank's description of a posted operation for the coordinator. Wire format, all bounds checked:
 //
 //     u32 process set's number, u16 name size, name, u8 kind, u8 op, u8 codec, f64 codec parameter, u8 exchange,
-//     u8 topology, i64 round, u8 hierarchical, i64 device, i64 root rank, f64 prescale, f64 postscale,
+//     u8 topology, i64 round, u8 hierarchical, u8 on a GPU, i64 root rank, f64 prescale, f64 postscale,
 //     u32 tensors, for each: u8 dtype, u8 ndim, i64 dims[ndim];  u32 splits, i64 splits[]
 #pragma once
 
@@ -77,21 +77,11 @@ struct request_tensor {
 struct request {
     int references;
     struct operation_key key;       // name inside bytes
-    bhvd_kind kind;
-    bhvd_op op;
-    bhvd_codec codec;
-    double codec_parameter;
-    bhvd_exchange exchange;
-    bhvd_topology topology;
-    bool hierarchical, on_gpu;
-    int64_t round, root_rank;
-    double prescale_factor, postscale_factor;
-    uint32_t split_count;
+    struct bhvd_args args;          // what the message has, without pointers; device: 0 for any GPU
     const unsigned char *splits;    // i64, unaligned
     size_t size;                    // of bytes
     unsigned char *bytes;           // the message
-    uint32_t tensor_count;
-    struct request_tensor tensors[];
+    struct request_tensor tensors[];    // args.tensor_count
 };
 
 void request_write(struct bytes *out, uint32_t process_set, const struct bhvd_args *args);

@@ -51,7 +51,7 @@ static bool is_complete(const bhvd_context *ctx, const struct pending *pending)
     for (int i = 0; ctx->coordinator->joined_count && i < group->size; i++)
         count += !pending->requests[i] && has_joined(ctx->coordinator, group->ranks[i]) &&
                  (!of_members || request_lists(first, group->ranks[i]));
-    return count == (of_members ? (int)first->split_count : group->size);
+    return count == (of_members ? (int)first->args.split_count : group->size);
 }
 
 static bool can_never_be(const bhvd_context *ctx, const struct pending *pending)
@@ -151,10 +151,10 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
     if (coordinator_any_departed(ctx, set, &error))
         return response_refuse(ctx, rank, &request->key, &error);
     int index = process_set_index(set, rank);
-    if (index < 0 || (OPERATION_TRAITS[request->kind].is_of_all && set->group.id != 0) ||
+    if (index < 0 || (OPERATION_TRAITS[request->args.kind].is_of_all && set->group.id != 0) ||
         (request_is_of_members(request) && !request_lists(request, rank)))
         return BHVD_ERR_PROTOCOL;
-    if (request->kind == BHVD_JOIN)
+    if (request->args.kind == BHVD_JOIN)
         return on_join(ctx, rank);
     struct pending *pending = entry ? pending_of(&entry->cached) : NULL;
     if (!pending)
@@ -165,7 +165,8 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
             return BHVD_ERR_SYSTEM;
         if (entry)
             lru_pin(&entry->cached, &pending->entry);
-        timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATE, operation_kind_name(request->kind, request->op));
+        timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATE,
+                       operation_kind_name(request->args.kind, request->args.op));
     } else if (!entry || pending->entry != &entry->cached) {
         lru_unpin(&pending->entry);
     }

@@ -11,13 +11,13 @@
 
 static bool collective_is_small(const struct collective *coll)
 {
-    return inline_payload_fits(coll->kind, coll->op, coll->tensor_count, collective_nbytes(coll));
+    return inline_payload_fits(&coll->args, collective_nbytes(coll));
 }
 
 bool inline_payload_applies(const bhvd_context *ctx, const struct bhvd_operation *op)
 {
     const struct process_set *set = process_set_find(&ctx->sets, op->key.process_set);
-    return collective_is_small(&op->coll) && !op->on_gpu && set && set->group.size > 1 && !set->group.shared &&
+    return collective_is_small(&op->coll) && !collective_is_on_gpu(&op->coll) && set && set->group.size > 1 && !set->group.shared &&
            inline_payload_is_chosen(ctx->exec.allreduce_path, ctx->tree_fanout == TREE_STAR);
 }
 
@@ -43,7 +43,7 @@ bhvd_status inline_payload_add(struct pending *pending, int member, const struct
 {
     const struct request *request = pending->requests[member];
     const size_t nbytes = item->nbytes;
-    if (nbytes != request_nbytes(request) || !inline_payload_fits(request->kind, request->op, request->tensor_count, nbytes))
+    if (nbytes != request_nbytes(request) || !inline_payload_fits(&request->args, nbytes))
         return BHVD_ERR_PROTOCOL;
     if (!pending->inline_values)
         pending->inline_values = aligned_alloc(64, (size_t)pending->size * stride_of(nbytes));
@@ -58,8 +58,7 @@ void inline_payload_put_sum(const struct executor *exec, const struct pending *p
 {
     const struct request *request = pending->requests[pending->first];
     const size_t nbytes = request_nbytes(request), count = nbytes / bhvd_dtype_size(request->tensors[0].dtype);
-    const struct collective coll = {.op = request->op, .prescale_factor = request->prescale_factor,
-                                    .postscale_factor = request->postscale_factor};
+    const struct collective coll = {.args = request->args};
     const struct reduction reduction = reduction_by(exec, &coll, request->tensors[0].dtype, pending->size);
     unsigned char *sum = pending->inline_values;
     for (int i = 0; i < pending->size; i++) {

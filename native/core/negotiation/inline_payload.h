@@ -14,9 +14,10 @@
 enum { INLINE_PAYLOAD_BYTES = 512 };  // of the one tensor
 
 // May the operation send its values with its request: a small allreduce of one tensor, not Adasum ...
-static inline bool inline_payload_fits(bhvd_kind kind, bhvd_op op, size_t tensors, size_t nbytes)
+static inline bool inline_payload_fits(const struct bhvd_args *args, size_t nbytes)
 {
-    return kind == BHVD_ALLREDUCE && op != BHVD_OP_ADASUM && tensors == 1 && nbytes && nbytes <= INLINE_PAYLOAD_BYTES;
+    return args->kind == BHVD_ALLREDUCE && args->op != BHVD_OP_ADASUM && args->tensor_count == 1 && nbytes &&
+           nbytes <= INLINE_PAYLOAD_BYTES;
 }
 // ... and is this path chosen for it? in_star: requests go to the coordinator without relays.
 static inline bool inline_payload_is_chosen(enum allreduce_path path, bool in_star)

@@ -46,11 +46,11 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
         if (!process_set_find(&ctx->sets, op->key.process_set)) {
             struct bhvd_error error;
             error_set(&error, BHVD_ERR_UNSUPPORTED, "the process set was removed while '%.*s' was in flight",
-                      (int)op->coll.name_size, op->coll.name);
+                      (int)op->coll.name_size, op->coll.args.name);
             operation_complete(op, &error);
             continue;
         }
-        if (op->coll.kind == BHVD_JOIN) {
+        if (op->coll.args.kind == BHVD_JOIN) {
             ctx->has_joined = true;
             if ((status = pairwise_revoke(ctx, NULL, NOBODY_DEPARTED)))
                 break;
@@ -126,15 +126,15 @@ bool response_agrees(const struct process_set *set, const struct bhvd_operation 
 {
     const int64_t *numbers = op->response_numbers;
     const size_t count = op->response_number_count;
-    if (op->coll.kind == BHVD_JOIN)
+    if (op->coll.args.kind == BHVD_JOIN)
         return count == 1 && numbers[0] >= 0 && numbers[0] < set->group.size;
-    const size_t per_tensor = response_count(op->coll.kind, set->group.size);
-    if (set->group.rank < 0 || count != per_tensor * op->coll.tensor_count)
+    const size_t per_tensor = response_count(op->coll.args.kind, set->group.size);
+    if (set->group.rank < 0 || count != per_tensor * op->coll.args.tensor_count)
         return false;
-    for (size_t t = 0; t < op->coll.tensor_count && per_tensor; t++) {
+    for (size_t t = 0; t < op->coll.args.tensor_count && per_tensor; t++) {
         const struct tensor *tensor = &op->coll.tensors[t];
         const int64_t *rows = numbers + t * per_tensor;
-        if (!(op->coll.kind == BHVD_ALLGATHER
+        if (!(op->coll.args.kind == BHVD_ALLGATHER
                   ? rows[set->group.rank] == tensor->dim0 && can_be_held(rows, set->group.size, tensor->row_nbytes)
                   : agrees_exchanged(set, op, tensor, rows)))
             return false;
@@ -148,25 +148,26 @@ bool response_continues(const struct execution *execution, const struct bhvd_ope
         return false;
     if (execution->count == 0)
         return true;
-    struct collective *first = execution->colls[0];
-    return first->kind == BHVD_ALLREDUCE && op->coll.kind == BHVD_ALLREDUCE && op->coll.op == first->op &&
-           op->coll.prescale_factor == first->prescale_factor && op->coll.postscale_factor == first->postscale_factor &&
-           operation_of(first)->on_gpu == op->on_gpu;
+    const struct collective *first = execution->colls[0], *next = &op->coll;
+    return first->args.kind == BHVD_ALLREDUCE && next->args.kind == BHVD_ALLREDUCE && first->args.op == next->args.op &&
+           first->args.prescale_factor == next->args.prescale_factor &&
+           first->args.postscale_factor == next->args.postscale_factor &&
+           collective_is_on_gpu(first) == collective_is_on_gpu(next);
 }
 
 // Can this rank take part with zeros?
 static bool has_zeros(const struct request *request)
 {
-    struct bhvd_codec_options options = {.parameter = request->codec_parameter};
-    bool low_precision = request->kind == BHVD_C_LP_S, floats_only = low_precision || request->op == BHVD_OP_ADASUM;
-    if ((request->kind != BHVD_ALLREDUCE && !low_precision) || (low_precision && request->op > BHVD_OP_SUM))
+    const struct bhvd_args *args = &request->args;
+    bool low_precision = args->kind == BHVD_C_LP_S, floats_only = low_precision || args->op == BHVD_OP_ADASUM;
+    if ((args->kind != BHVD_ALLREDUCE && !low_precision) || (low_precision && args->op > BHVD_OP_SUM))
         return false;
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    for (size_t t = 0; t < args->tensor_count; t++) {
         bhvd_dtype dtype = request->tensors[t].dtype;
         if (floats_only && !dtype_is_floating(dtype))
             return false;
         if (low_precision && (dtype != request->tensors[0].dtype ||
-                              !bhvd_encoded_size(request->codec, dtype, 1, &options)))
+                              !bhvd_encoded_size(args->codec, dtype, 1, &args->codec_options)))
             return false;
     }
     return true;
@@ -188,37 +189,28 @@ static bool keep_numbers(struct bhvd_operation *op, const unsigned char *values,
 // zeros; in adding a process set that only its members requested.
 static struct bhvd_operation *proxy_create(bhvd_context *ctx, const struct request *request)
 {
-    struct bhvd_operation *op = calloc(1, sizeof *op + request->tensor_count * sizeof op->tensors[0]);
+    struct bhvd_operation *op = calloc(1, sizeof *op + request->args.tensor_count * sizeof op->tensors[0]);
     if (!op)
         return NULL;
     op->ctx = ctx;
     op->coll.is_proxy = true;
     atomic_init(&op->references, 1);
-    op->coll.kind = request->kind;
     op->key.process_set = request->key.process_set;
-    op->coll.op = request->op;
-    op->coll.codec = request->codec;
-    op->coll.codec_options.parameter = request->codec_parameter;
-    op->coll.exchange = request->exchange;
-    op->coll.hierarchical = request->hierarchical;
-    op->on_gpu = request->on_gpu;
-    op->coll.prescale_factor = request->prescale_factor;
-    op->coll.postscale_factor = request->postscale_factor;
-    op->coll.root_rank = (int)request->root_rank;
+    op->coll.args = request->args;
     if (request_is_of_members(request)) {
-        op->splits = malloc((request->split_count + 1) * sizeof *op->splits);
-        for (uint32_t i = 0; op->splits && i < request->split_count; i++) {
+        int32_t *ranks = malloc((request->args.split_count + 1) * sizeof *ranks);
+        for (uint32_t i = 0; ranks && i < request->args.split_count; i++) {
             const int64_t rank = request_split(request, i);
-            op->splits[op->split_count++] = rank < 0 || rank > INT32_MAX ? -1 : (int32_t)rank;
+            ranks[i] = rank < 0 || rank > INT32_MAX ? -1 : (int32_t)rank;
         }
-        if (!op->splits) {
+        op->coll.args.splits = ranks;
+        if (!ranks) {
             operation_release(op);
             return NULL;
         }
     }
-    op->coll.tensor_count = request->tensor_count;
     op->coll.tensors = op->tensors;
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    for (uint32_t t = 0; t < request->args.tensor_count; t++) {
         struct tensor *tensor = &op->coll.tensors[t];
         tensor->dtype = request->tensors[t].dtype;
         tensor->count = 1;

@@ -85,10 +85,10 @@ void pairwise_destroy(struct pairwise *pairwise)
 
 bool pairwise_try_begin(bhvd_context *ctx, struct process_set *set, const struct request *request)
 {
-    if ((request->kind != BHVD_D_FP_S && request->kind != BHVD_D_LP_S) || request->on_gpu)
+    if ((request->args.kind != BHVD_D_FP_S && request->args.kind != BHVD_D_LP_S) || request->args.device >= 0)
         return false;
-    if (request->hierarchical &&
-        (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->kind, true) || set->group.shared))
+    if (request->args.hierarchical &&
+        (set->group.rank < 0 || primitive_is_hierarchical(&set->group, request->args.kind, true) || set->group.shared))
         return false;
     if (!request_nbytes(request) || set->group.size == 1 || ctx->pairwise->count == PAIRWISE_MAX)
         return false;
@@ -128,7 +128,7 @@ bhvd_status pairwise_begin(bhvd_context *ctx, const struct bhvd_operation *op, u
 
 static bool is_same(const struct pairwise_entry *entry, const struct bhvd_operation *op)
 {
-    return !op->on_gpu && entry->request.size == op->request.size &&
+    return !collective_is_on_gpu(&op->coll) && entry->request.size == op->request.size &&
            memcmp(entry->request.data, op->request.data, op->request.size) == 0;
 }
 

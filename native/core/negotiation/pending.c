@@ -58,16 +58,16 @@ void pending_free(struct pending *pending)
 // Each rank has checked its own splits; invalid ones must not make the others read out of bounds.
 static bool splits_fit(const struct request *request, int size)
 {
-    if (request->split_count != 0 && request->split_count != (uint32_t)size)
+    if (request->args.split_count != 0 && request->args.split_count != (uint32_t)size)
         return false;
     int64_t sum = 0;
-    for (uint32_t i = 0; i < request->split_count; i++) {
+    for (uint32_t i = 0; i < request->args.split_count; i++) {
         int64_t split = request_split(request, i);
         if (split < 0 || split > INT32_MAX)
             return false;
         sum += split;
     }
-    for (uint32_t t = 0; t < request->tensor_count; t++) {
+    for (uint32_t t = 0; t < request->args.tensor_count; t++) {
         if (request->tensors[t].ndim && sum > request_dim(&request->tensors[t], 0))
             return false;
     }
@@ -88,34 +88,34 @@ bhvd_status pending_check(const struct pending *pending, int last_joined, struct
         if (status)
             return status;
     }
-    bool by_rows = first->kind == BHVD_ALLGATHER || first->kind == BHVD_ALLTOALL;
-    for (uint32_t t = 0; by_rows && t < first->tensor_count; t++) {
+    bool by_rows = first->args.kind == BHVD_ALLGATHER || first->args.kind == BHVD_ALLTOALL;
+    for (uint32_t t = 0; by_rows && t < first->args.tensor_count; t++) {
         if (first->tensors[t].ndim == 0)
             return error_set(error, BHVD_ERR_MISMATCH, "%s '%.*s': a rank tried to %s a rank-zero tensor.",
-                             OPERATION_TRAITS[first->kind].word, (int)first->key.name_size, first->key.name,
-                             first->kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
+                             OPERATION_TRAITS[first->args.kind].word, (int)first->key.name_size, first->key.name,
+                             first->args.kind == BHVD_ALLGATHER ? "allgather" : "alltoall");
     }
-    bool sums = first->kind == BHVD_ALLREDUCE || first->kind == BHVD_C_LP_S;        // zeros can be used for joined ranks
-    for (int i = 0; first->kind == BHVD_ALLTOALL && i < pending->size; i++) {
+    bool sums = first->args.kind == BHVD_ALLREDUCE || first->args.kind == BHVD_C_LP_S;        // zeros can be used for joined ranks
+    for (int i = 0; first->args.kind == BHVD_ALLTOALL && i < pending->size; i++) {
         if (pending->requests[i] && !splits_fit(pending->requests[i], pending->size))
             return error_set(error, BHVD_ERR_MISMATCH, "Alltoall '%.*s': the splits of rank %d do not fit its tensor.",
                              (int)first->key.name_size, first->key.name, ranks[i]);
     }
-    if (first->tensor_count * response_count(first->kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
-        return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %u tensors is more than %d ranks can agree on at "
-                         "once; make several groups of it", OPERATION_TRAITS[first->kind].word, (int)first->key.name_size,
-                         first->key.name, first->tensor_count, pending->size);
-    if (pending->requested_count < (request_is_of_members(first) ? (int)first->split_count : pending->size) && !sums)
+    if (first->args.tensor_count * response_count(first->args.kind, pending->size) > REQUEST_BYTES_MAX / sizeof(int64_t))
+        return error_set(error, BHVD_ERR_UNSUPPORTED, "%s '%.*s': a group of %zu tensors is more than %d ranks can agree on at "
+                         "once; make several groups of it", OPERATION_TRAITS[first->args.kind].word, (int)first->key.name_size,
+                         first->key.name, first->args.tensor_count, pending->size);
+    if (pending->requested_count < (request_is_of_members(first) ? (int)first->args.split_count : pending->size) && !sums)
         return error_set(error, BHVD_ERR_UNSUPPORTED,
                          "%s is not supported with Join at this time. Rank %d has joined ('%.*s').",
-                         OPERATION_TRAITS[first->kind].word, last_joined, (int)first->key.name_size, first->key.name);
+                         OPERATION_TRAITS[first->args.kind].word, last_joined, (int)first->key.name_size, first->key.name);
     return BHVD_OK;
 }
 
 static int64_t split_of(const struct pending *pending, uint32_t t, int from, int to)
 {
     const struct request *request = pending->requests[from];
-    return request->split_count ? request_split(request, (uint32_t)to)
+    return request->args.split_count ? request_split(request, (uint32_t)to)
                                 : request_dim(&request->tensors[t], 0) / pending->size;
 }
 
@@ -134,22 +134,22 @@ int64_t pending_longest(const struct pending *pending, uint32_t tensor)
 void pending_put_numbers(struct bytes *out, const struct pending *pending, int member, const int64_t *longest)
 {
     const struct request *first = pending->requests[pending->first];
-    bytes_put_u32(out, (uint32_t)(first->tensor_count * response_count(first->kind, pending->size)));
-    for (uint32_t t = 0; t < first->tensor_count; t++) {
+    bytes_put_u32(out, (uint32_t)(first->args.tensor_count * response_count(first->args.kind, pending->size)));
+    for (uint32_t t = 0; t < first->args.tensor_count; t++) {
         for (int from = 0; from < pending->size; from++) {
-            if (first->kind == BHVD_ALLGATHER)
+            if (first->args.kind == BHVD_ALLGATHER)
                 bytes_put_i64(out, request_dim(&pending->requests[from]->tensors[t], 0));
-            else if (first->kind == BHVD_ALLTOALL)
+            else if (first->args.kind == BHVD_ALLTOALL)
                 bytes_put_i64(out, split_of(pending, t, from, member));
         }
-        if (first->kind == BHVD_ALLTOALL)
+        if (first->args.kind == BHVD_ALLTOALL)
             bytes_put_i64(out, longest[t]);
     }
 }
 
 static bool one_dtype(const struct request *request)
 {
-    for (uint32_t t = 1; t < request->tensor_count; t++) {
+    for (uint32_t t = 1; t < request->args.tensor_count; t++) {
         if (request->tensors[t].dtype != request->tensors[0].dtype)
             return false;
     }
@@ -159,7 +159,8 @@ static bool one_dtype(const struct request *request)
 bool pending_is_fusable(const struct pending *one, const struct pending *other)
 {
     const struct request *a = one->requests[one->first], *b = other->requests[other->first];
-    return a->key.process_set == b->key.process_set && a->kind == BHVD_ALLREDUCE && b->kind == BHVD_ALLREDUCE &&
-           a->op == b->op && a->prescale_factor == b->prescale_factor && a->postscale_factor == b->postscale_factor &&
-           a->on_gpu == b->on_gpu && a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
+    return a->key.process_set == b->key.process_set && a->args.kind == BHVD_ALLREDUCE && b->args.kind == BHVD_ALLREDUCE &&
+           a->args.op == b->args.op && a->args.prescale_factor == b->args.prescale_factor &&
+           a->args.postscale_factor == b->args.postscale_factor && a->args.device == b->args.device &&
+           a->tensors[0].dtype == b->tensors[0].dtype && one_dtype(a) && one_dtype(b);
 }

@@ -245,7 +245,7 @@ static bool put_response_header(bhvd_context *ctx, struct bytes *out, const stru
         }
         return false;
     }
-    if (all && ctx->cache.capacity && !OPERATION_TRAITS[first->kind].changes_sets)
+    if (all && ctx->cache.capacity && !OPERATION_TRAITS[first->args.kind].changes_sets)
         id = coordinator_cache_store(&ctx->cache, pending->requests, pending->size);
     put_header(out, &pending->key, id, BHVD_OK);
     return true;
@@ -261,7 +261,7 @@ static void put_response(bhvd_context *ctx, struct bytes *out, const struct pend
     bytes_put_u32(out, all ? 0 : (uint32_t)first->size);        // joined ranks need the request
     if (!all)
         bytes_put(out, first->bytes, first->size);
-    if (first->kind == BHVD_PROCESS_SET_ADD)
+    if (first->args.kind == BHVD_PROCESS_SET_ADD)
         ctx->coordinator->additions++;
 }
 
@@ -275,9 +275,9 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct pending *pending
     begin_response(ctx->coordinator, pending->key.process_set, 1, request_nbytes(first), false);
     if (!put_response_header(ctx, out, pending))
         return send_response(ctx, set);
-    int64_t *longest = malloc(first->tensor_count * sizeof *longest);
+    int64_t *longest = malloc(first->args.tensor_count * sizeof *longest);
     const size_t header_size = out->size;
-    for (uint32_t t = 0; t < first->tensor_count && longest; t++)
+    for (uint32_t t = 0; t < first->args.tensor_count && longest; t++)
         longest[t] = pending_longest(pending, t);
     for (int i = 1; i <= set->group.size && !status && longest; i++) {
         const int member = i % set->group.size;     // this rank, if a member, has position 0
@@ -296,7 +296,8 @@ static bhvd_status respond_each(bhvd_context *ctx, const struct pending *pending
 // operations being over; Adasum's messages are as long as its tensors.
 static bool is_alone(const struct request *request)
 {
-    return request->kind == BHVD_BARRIER || OPERATION_TRAITS[request->kind].changes_sets || request->op == BHVD_OP_ADASUM;
+    const struct bhvd_args *args = &request->args;
+    return args->kind == BHVD_BARRIER || OPERATION_TRAITS[args->kind].changes_sets || args->op == BHVD_OP_ADASUM;
 }
 
 bhvd_status responses_send(bhvd_context *ctx)
@@ -309,7 +310,7 @@ bhvd_status responses_send(bhvd_context *ctx)
     fuse(c, (size_t)ctx->options.fusion_threshold);
     for (struct pending *fusion; !status && (fusion = fifo_take(&c->ready, next));) {
         const struct process_set *set = fusion->set;
-        if (fusion->requests[fusion->first]->kind == BHVD_ALLTOALL) {
+        if (fusion->requests[fusion->first]->args.kind == BHVD_ALLTOALL) {
             timeline_negotiation_end(&ctx->timeline, &fusion->key);
             status = respond_each(ctx, fusion);
             pending_free(fusion);

@@ -215,7 +215,7 @@ void timeline_operation_end(struct timeline *t, const struct operation_key *key,
     const char *dtype = "";
     struct request *request;
     request_parse(request_bytes->data, request_bytes->size, &request);
-    if (request && request->tensor_count) {
+    if (request && request->args.tensor_count) {
         dtype = bhvd_dtype_name(request->tensors[0].dtype);
         request_format_shape(shape, sizeof shape, &request->tensors[0]);
     }
