@@ -27,15 +27,15 @@ static unsigned char *at(const struct task *task, struct location location)
 // Allocates the vector, unless there is only one tensor, whose result it can be, and the scratch.
 static bool take_memory(struct task *task)
 {
-    const size_t *nbytes = task->schedule.buffer_nbytes;
-    const struct span_list *list = task->operands.list;
+    const size_t *nbytes = task->plan->schedule.buffer_nbytes;
+    const struct span_list *list = task->plan->operands.list;
     task->packed = list && (list->count != 1 || !list->spans[0].dst);
     const size_t vector = !list || task->packed ? size_round_up(nbytes[FUSION_BUFFER], CACHE_LINE) : 0;
     const size_t total = vector + size_round_up(nbytes[SCRATCH_BUFFER], CACHE_LINE);
     if (total && !(task->memory = executor_acquire(task->exec, total)))
         return false;
-    task->buffers[INPUT_BUFFER] = (unsigned char *)task->operands.input;
-    task->buffers[OUTPUT_BUFFER] = task->operands.output;
+    task->buffers[INPUT_BUFFER] = (unsigned char *)task->plan->operands.input;
+    task->buffers[OUTPUT_BUFFER] = task->plan->operands.output;
     task->buffers[FUSION_BUFFER] = list && !task->packed ? list->spans[0].dst : task->memory;
     task->buffers[SCRATCH_BUFFER] = (unsigned char *)task->memory + vector;
     return true;
@@ -43,24 +43,25 @@ static bool take_memory(struct task *task)
 
 static void end_pairwise(const struct task *task)
 {
-    for (int i = 0; i < task->schedule.count; i++) {
-        const struct step *step = &task->schedule.steps[i];
+    for (int i = 0; i < task->plan->schedule.count; i++) {
+        const struct step *step = &task->plan->schedule.steps[i];
         if (step->kind == STEP_SEND || step->kind == STEP_RECEIVE)
-            link_end_pairwise(group_link(task->exec, task->group, step->peer), task->execution);
+            link_end_pairwise(group_link(task->exec, task->plan->group, step->peer), task->execution);
     }
 }
 
 static void leave_slot(const struct task *task)
 {
-    if (task->operands.local && task->operands.local->users[task->slot] == task)
-        task->operands.local->users[task->slot] = NULL;
+    if (task->plan->operands.local && task->plan->operands.local->users[task->slot] == task)
+        task->plan->operands.local->users[task->slot] = NULL;
 }
 
 static void task_free(struct executor *exec, struct task *task)
 {
+    if (!task)
+        return;
     leave_slot(task);
     executor_release(exec, task->memory);
-    schedule_fini(&task->schedule);
     free(task->steps);
     free(task->ready);
     free(task);
@@ -70,9 +71,9 @@ static void task_free(struct executor *exec, struct task *task)
 
 static void post(struct task *task, int index)
 {
-    const struct step *step = &task->schedule.steps[index];
+    const struct step *step = &task->plan->schedule.steps[index];
     struct step_state *state = &task->steps[index];
-    struct link *link = group_link(task->exec, task->group, step->peer);
+    struct link *link = group_link(task->exec, task->plan->group, step->peer);
     if (step->kind == STEP_SEND)
         link_send_numbered(link, task->execution, state->number, &state->transfer, at(task, step->from), step->nbytes,
                            &task->moved, task->has_priority);
@@ -86,7 +87,7 @@ static bool is_within(enum step_kind kind) { return kind == STEP_REDUCE_WITHIN |
 // Starts a step that no longer waits.
 static void begin(struct task *task, int index)
 {
-    const enum step_kind kind = task->schedule.steps[index].kind;
+    const enum step_kind kind = task->plan->schedule.steps[index].kind;
     if (kind == STEP_SEND || kind == STEP_RECEIVE)
         post(task, index);
     else if (!is_within(kind))
@@ -107,8 +108,8 @@ static void end(struct task *task, int index)
 // Copies the tensors' values into this part of the vector, prescaled. Once per part, before any other step on it.
 static void load(const struct task *task, size_t begin, size_t nbytes)
 {
-    const struct reduction *reduction = &task->operands.reduction;
-    struct span_cursor cursor = span_cursor_at(task->operands.list, begin);
+    const struct reduction *reduction = &task->plan->operands.reduction;
+    struct span_cursor cursor = span_cursor_at(task->plan->operands.list, begin);
     unsigned char *to = task->buffers[FUSION_BUFFER] + begin;
     for (struct span s; (s = span_cursor_next(&cursor, nbytes)).nbytes; nbytes -= s.nbytes, to += s.nbytes) {
         if (reduction->prescale != 1.0)
@@ -120,7 +121,7 @@ static void load(const struct task *task, size_t begin, size_t nbytes)
 
 static void run_step(const struct task *task, const struct step *step)
 {
-    const struct reduction *reduction = &task->operands.reduction;
+    const struct reduction *reduction = &task->plan->operands.reduction;
     const size_t element = bhvd_dtype_size(reduction->dtype), count = element ? step->nbytes / element : 0;
     switch (step->kind) {
     case STEP_LOAD:
@@ -135,7 +136,7 @@ static void run_step(const struct task *task, const struct step *step)
         break;
     case STEP_STORE:
         if (task->packed) {
-            struct span_cursor cursor = span_cursor_at(task->operands.list, step->from.offset);
+            struct span_cursor cursor = span_cursor_at(task->plan->operands.list, step->from.offset);
             span_unpack(&cursor, at(task, step->from), step->nbytes);
         }
         break;
@@ -147,7 +148,7 @@ static void run_step(const struct task *task, const struct step *step)
     case STEP_REENCODE:
     case STEP_DECODE:
     case STEP_COMBINE:
-        task->operands.run_custom_step(task->operands.arg, step, task->buffers);
+        task->plan->operands.run_custom_step(task->plan->operands.arg, step, task->buffers);
         break;
     default:
         break;
@@ -168,7 +169,7 @@ static bool task_advance(struct executor *exec, struct task *task)
         end(task, (int)((struct step_state *)moved - task->steps));
     for (size_t nbytes = 0; task->ready_begin < task->ready_end && nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
         const int index = task->ready[task->ready_begin++];
-        const struct step *step = &task->schedule.steps[index];
+        const struct step *step = &task->plan->schedule.steps[index];
         run_step(task, step);
         end(task, index);
         nbytes += step->values.nbytes ? step->values.nbytes : step->nbytes;
@@ -181,7 +182,7 @@ static bool task_advance(struct executor *exec, struct task *task)
 
 static int next_host_step(const struct task *task, int index)
 {
-    while (index < task->schedule.count && !is_within(task->schedule.steps[index].kind))
+    while (index < task->plan->schedule.count && !is_within(task->plan->schedule.steps[index].kind))
         index++;
     return index;
 }
@@ -190,13 +191,13 @@ static int next_host_step(const struct task *task, int index)
 // they are advanced in it.
 static bool may_take_slot(const struct task *task)
 {
-    const void *user = task->operands.local->users[task->slot];
+    const void *user = task->plan->operands.local->users[task->slot];
     return !user || user == task;
 }
 
 static bool may_begin_host_step(const struct task *task)
 {
-    return task->host_step < task->schedule.count && task->steps[task->host_step].waits == 0 && may_take_slot(task);
+    return task->host_step < task->plan->schedule.count && task->steps[task->host_step].waits == 0 && may_take_slot(task);
 }
 
 static void end_host_step(struct executor *exec, struct task *task)
@@ -205,30 +206,30 @@ static void end_host_step(struct executor *exec, struct task *task)
     pipeline_end(exec, task->pipeline);
     task->pipeline = NULL;
     task->host_step = next_host_step(task, index + 1);
-    if (task->host_step == task->schedule.count)
+    if (task->host_step == task->plan->schedule.count)
         leave_slot(task);
     end(task, index);
 }
 
 static bool task_advance_host_step(struct executor *exec, struct task *task)
 {
-    const struct operands *operands = &task->operands;
+    const struct operands *operands = &task->plan->operands;
     struct bhvd_sent *sent_before = exec->sent;
     bool progress = false;
     task->awaited = -1;
-    if (task->host_step < task->schedule.count && may_take_slot(task))
+    if (task->host_step < task->plan->schedule.count && may_take_slot(task))
         operands->local->users[task->slot] = task;
     exec->sent = task->sent;
     for (size_t nbytes = 0; nbytes < LOCAL_BYTES && !exec->failure.status; progress = true) {
         if (!task->pipeline) {
             if (!may_begin_host_step(task))
                 break;
-            task->pipeline = operands->begin_pipeline(operands->arg, exec, task->slot, &task->schedule.steps[task->host_step],
-                                                      task->buffers);
+            task->pipeline = operands->begin_pipeline(operands->arg, exec, task->slot,
+                                                      &task->plan->schedule.steps[task->host_step], task->buffers);
         } else if (pipeline_is_complete(task->pipeline)) {
             end_host_step(exec, task);
         } else if (pipeline_advance(exec, task->pipeline)) {
-            nbytes += size_min(task->schedule.steps[task->host_step].values.nbytes, SHM_BUFFER_BYTES);
+            nbytes += size_min(task->plan->schedule.steps[task->host_step].values.nbytes, SHM_BUFFER_BYTES);
         } else {
             task->awaited = operands->local->ranks[task->pipeline->slowest];
             pipeline_can_advance(exec, task->pipeline);    // has the awaited member left?
@@ -263,12 +264,12 @@ static bool moves_little(const struct schedule *schedule)
 // Links each step to the steps that wait for it, and numbers the messages.
 static void number_and_link_steps(struct task *task)
 {
-    for (int i = 0; i < task->schedule.count; i++)
+    for (int i = 0; i < task->plan->schedule.count; i++)
         task->steps[i] = (struct step_state){.first = STEP_NONE};
     // Backwards, so that the steps that wait for the same one begin in the order in which they were written.
-    for (int i = task->schedule.count - 1; i >= 0; i--) {
+    for (int i = task->plan->schedule.count - 1; i >= 0; i--) {
         for (int w = STEP_WAITS - 1; w >= 0; w--) {
-            const int before = task->schedule.steps[i].after[w];
+            const int before = task->plan->schedule.steps[i].after[w];
             if (before == STEP_NONE)
                 continue;
             task->steps[i].waits++;
@@ -276,45 +277,40 @@ static void number_and_link_steps(struct task *task)
             task->steps[before].first = STEP_WAITS * i + w;
         }
     }
-    for (int i = 0; i < task->schedule.count; i++) {
-        const struct step *step = &task->schedule.steps[i];
+    for (int i = 0; i < task->plan->schedule.count; i++) {
+        const struct step *step = &task->plan->schedule.steps[i];
         struct step_state *state = &task->steps[i];
         if (step->kind == STEP_SEND) {
-            struct link *link = group_link(task->exec, task->group, step->peer);
+            struct link *link = group_link(task->exec, task->plan->group, step->peer);
             state->number = link_number_send(link, task->execution);
             executor_count_message(task->exec, link, step->nbytes);
         } else if (step->kind == STEP_RECEIVE) {
-            state->number = link_number_recv(group_link(task->exec, task->group, step->peer), task->execution);
+            state->number = link_number_recv(group_link(task->exec, task->plan->group, step->peer), task->execution);
         }
     }
 }
 
 static struct task *task_create(struct executor *exec, struct plan *plan)
 {
-    struct task *task = malloc(sizeof *task);
-    const size_t count = (size_t)plan->schedule.count;
-    if (!task) {
-        schedule_fini(&plan->schedule);
-        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for %zu steps", count);
-        return NULL;
-    }
+    const struct schedule *schedule = &plan->schedule;
+    const size_t count = (size_t)schedule->count;
     const uint64_t execution = plan->operands.execution ? plan->operands.execution : exec->connections.started;
-    *task = (struct task){
-        .execution = execution, .group = plan->group, .exec = exec, .schedule = plan->schedule, .operands = plan->operands,
-        .remaining = plan->schedule.count, .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent};
-    plan->schedule = (struct schedule){0};
-    task->steps = malloc((count + 1) * sizeof *task->steps);
-    task->ready = malloc((count + 1) * sizeof *task->ready);
-    if (task->schedule.failed || !task->steps || !task->ready || !take_memory(task)) {
-        const size_t *buffers = task->schedule.buffer_nbytes, nbytes = buffers[FUSION_BUFFER] + buffers[SCRATCH_BUFFER];
+    struct task *task = malloc(sizeof *task);
+    if (task)
+        *task = (struct task){
+            .plan = plan, .execution = execution, .exec = exec, .remaining = schedule->count,
+            .slot = 1 + (int)(execution % (SHM_SLOTS - 1)), .awaited = -1, .sent = exec->sent,
+            .steps = malloc((count + 1) * sizeof *task->steps), .ready = malloc((count + 1) * sizeof *task->ready)};
+    if (!task || schedule->failed || !task->steps || !task->ready || !take_memory(task)) {
         task_free(exec, task);
-        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps", nbytes, count);
+        executor_fail(exec, BHVD_ERR_SYSTEM, "no memory for a fusion buffer of %zu bytes and %zu steps",
+                      schedule->buffer_nbytes[FUSION_BUFFER] + schedule->buffer_nbytes[SCRATCH_BUFFER], count);
         return NULL;
     }
-    task->has_priority = moves_little(&task->schedule);
+    task->has_priority = moves_little(schedule);
     task->host_step = next_host_step(task, 0);
     number_and_link_steps(task);
-    for (int i = 0; i < task->schedule.count; i++) {
+    for (int i = 0; i < schedule->count; i++) {
         if (task->steps[i].waits == 0)
             begin(task, i);
     }
@@ -325,7 +321,6 @@ static struct task *task_create(struct executor *exec, struct plan *plan)
 
 struct schedule *plan_begin(struct plan *plan, const struct group *group)
 {
-    plan->is_planned = true;
     plan->group = group;
     schedule_init(&plan->schedule, group->size, group->rank);
     return &plan->schedule;
@@ -437,7 +432,7 @@ void tasks_abort(struct executor *exec)
 bool tasks_use_memory(const struct executor *exec, const void *memory)
 {
     const struct task *task = exec->tasks.head;
-    while (task && !(memory && task->operands.exclusive_memory == memory))
+    while (task && !(memory && task->plan->operands.exclusive_memory == memory))
         task = task->next;
     return task;
 }
@@ -445,7 +440,7 @@ bool tasks_use_memory(const struct executor *exec, const void *memory)
 bool tasks_use_group(const struct executor *exec, const struct group *group)
 {
     const struct task *task = exec->tasks.head;
-    while (task && task->group->id != group->id)        // or one derived from it
+    while (task && task->plan->group->id != group->id)      // or one derived from it
         task = task->next;
     return task;
 }

@@ -1,13 +1,12 @@
-// Plans, schedules (schedule.h) that have not been started, and tasks, running schedules. Many tasks run at the same time: all do
-// what is possible whenever links have been polled. Only plan_execute waits. Thread: holder of engine_lock.
+// Plans, schedules (schedule.h) with their operands, and tasks, running plans. Many tasks run at the same time: all do what is
+// possible whenever links have been polled. Only plan_execute waits. Thread: holder of engine_lock.
 //
 // Ownership:
 //     plan               from plan_begin on: the schedule, the list, and the data of `release`. plan_execute and plan_fini free
 //                        them. The engine keeps a concurrent plan until `on_complete` and then calls plan_fini.
-//     task               plan_start moves the schedule out of the plan, which then holds an empty one; the rest of the operands
-//                        stays the caller's. The task frees schedule, steps and memory at its end.
-//     on failure         plan_start without memory frees the schedule, fails the executor, and does not call `on_complete`. After a
-//                        failure tasks_abort completes all other tasks with it, at the next poll, not in the failed call.
+//     task               the states of its steps, and memory
+//     on failure         plan_start without memory fails the executor, and does not call `on_complete`. After a failure
+//                        tasks_abort completes all other tasks with it, at the next poll, not in the failed call.
 //                        Links still point to transfers in freed tasks, so nobody polls links once exec->failure is set, and
 //                        link_fini does not access transfers either.
 //     planning           a function that fills a plan leaves it empty when it returns an error.
@@ -39,8 +38,7 @@ struct operands {
 };
 
 struct plan {
-    bool is_planned;
-    const struct group *group;
+    const struct group *group;              // NULL: nothing is planned
     struct schedule schedule;
     struct operands operands;               // operands.list is `list`, or NULL
     struct span_list list;
@@ -51,8 +49,8 @@ struct plan {
 struct schedule *plan_begin(struct plan *plan, const struct group *group);
 // Starts it, waits until it is over, and frees the plan.
 bhvd_status plan_execute(struct executor *exec, struct plan *plan);
-// Starts it. on_complete: called after the task is over, or the executor has failed, and the task was freed. The plan stays the
-// caller's. BHVD_ERR_SYSTEM: no memory.
+// Starts it. on_complete: called after the task is over, or the executor has failed, and the task was freed; until then the plan
+// stays where it is. BHVD_ERR_SYSTEM: no memory.
 bhvd_status plan_start(struct executor *exec, struct plan *plan, void (*on_complete)(void *arg, bhvd_status status), void *arg);
 void plan_fini(struct plan *plan);
 
@@ -78,10 +76,8 @@ struct step_state;
 struct task {
     struct task *next;
     uint64_t execution;                     // its number, or LINK_PAIRWISE and an id
-    const struct group *group;
+    const struct plan *plan;
     struct executor *exec;
-    struct schedule schedule;
-    struct operands operands;
     unsigned char *buffers[BUFFER_COUNT];
     bool packed;                            // the vector is in `memory`; else it is the result of the only tensor
     void *memory;                           // of vector and scratch

@@ -161,7 +161,7 @@ static bhvd_status exchange(struct executor *exec, struct group *set, const void
         allgather_schedule(plan_begin(&plan, set), &exec->network, part);
     free(part);
     plan.operands = (struct operands){.input = mine, .output = all};
-    return plan.is_planned ? plan_execute(exec, &plan) : status;
+    return plan.group ? plan_execute(exec, &plan) : status;
 }
 
 static bhvd_status share(struct executor *exec, struct group *set, void *bytes, size_t nbytes)

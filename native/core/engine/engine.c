@@ -150,7 +150,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
 // Starts a plan, which runs concurrently. False: the execution is over. A failure of the executor overrides its own error.
 static bool start_or_complete(bhvd_context *ctx, struct execution *execution, bhvd_status status, struct bhvd_error *error)
 {
-    if (!status && execution->plan.is_planned && !plan_start(&ctx->exec, &execution->plan, on_complete, execution))
+    if (!status && execution->plan.group && !plan_start(&ctx->exec, &execution->plan, on_complete, execution))
         return true;
     if (ctx->exec.failure.status) {
         status = ctx->exec.failure.status;

@@ -83,7 +83,7 @@ static void plan_reducescatter(struct plan *plan, const struct group *group, con
 // Executes the plan of the previous tensor or dtype, if there is one.
 static bhvd_status execute_previous(struct executor *exec, struct plan *plan)
 {
-    return plan->is_planned ? plan_execute(exec, plan) : BHVD_OK;
+    return plan->group ? plan_execute(exec, plan) : BHVD_OK;
 }
 
 static bhvd_status allreduce_vector(struct executor *exec, struct group *group, const struct collective *coll,
