@@ -6,11 +6,12 @@
 #include "gpu/device_copy.h"
 #include "gpu/staging.h"
 
-bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *args, bool is_hierarchical)
+bool staged_codes_apply(const struct collective *coll, bool is_hierarchical)
 {
-    bool takes = (coll->args.kind == BHVD_C_LP_S || coll->args.kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
-                 collective_nbytes(coll) && device_encoder_has(args->gpu, coll->args.codec, coll->tensors[0].dtype);
-    for (size_t t = 0; t < args->tensor_count && takes && coll->args.kind == BHVD_C_LP_S; t++)
+    const struct bhvd_args *args = &coll->args;
+    bool takes = (args->kind == BHVD_C_LP_S || args->kind == BHVD_D_LP_S) && args->gpu && !is_hierarchical &&
+                 collective_nbytes(coll) && device_encoder_has(args->gpu, args->codec, coll->tensors[0].dtype);
+    for (size_t t = 0; t < args->tensor_count && takes && args->kind == BHVD_C_LP_S; t++)
         takes = !coll->tensors[t].nbytes || (args->tensors[t].dst && !args->tensors[t].dst_on_host);
     return takes;
 }
@@ -183,10 +184,11 @@ static int start(struct collective *coll, void *stream)
     return failed;
 }
 
-bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
-                                const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error)
+bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels, int set_size, int rank,
+                                struct bhvd_error *error)
 {
-    const bool in_ring = coll->args.kind == BHVD_D_LP_S, scatters = !in_ring && coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER;
+    const struct bhvd_args *args = &coll->args;
+    const bool in_ring = args->kind == BHVD_D_LP_S, scatters = !in_ring && args->exchange == BHVD_EXCHANGE_SCATTER_GATHER;
     struct staged_codes *codes = calloc(1, sizeof *codes);
     if (!codes)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
@@ -198,7 +200,7 @@ bhvd_status staged_codes_create(struct collective *coll, const struct kernel_tab
     codes->results_nbytes = codes->layout.nbytes * (size_t)(in_ring ? codes->peers.count : scatters ? 1 : set_size);
     const size_t own_nbytes = in_ring || scatters ? codes->layout.nbytes : 0;
     unsigned char *memory;
-    bhvd_status status = staging_open(coll, args, own_nbytes + codes->results_nbytes, &memory, error);
+    bhvd_status status = staging_open(coll, own_nbytes + codes->results_nbytes, &memory, error);
     if (status) {
         free(codes);
         return status;

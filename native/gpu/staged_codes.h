@@ -27,10 +27,10 @@ struct staged_codes {
 };
 
 // Whether this operation can be done this way. is_hierarchical: it works between hosts only, on means that the CPU computes.
-bool staged_codes_apply(const struct collective *coll, const struct bhvd_args *args, bool is_hierarchical);
+bool staged_codes_apply(const struct collective *coll, bool is_hierarchical);
 // Instead of staging_create. set_size, rank: of the operation's process set.
-bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels,
-                                const struct bhvd_args *args, int set_size, int rank, struct bhvd_error *error);
+bhvd_status staged_codes_create(struct collective *coll, const struct kernel_table *kernels, int set_size, int rank,
+                                struct bhvd_error *error);
 // Instead of staging_end.
 bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error);
 void staged_codes_destroy(struct collective *coll);  // before staging_destroy

@@ -20,7 +20,7 @@ static size_t part_nbytes(const struct tensor *tensor, int set_size)
 }
 
 // Assigns offsets in the buffer to tensors and results: the same for both, except in a reducescatter. Small tensors come first.
-static void lay_out(struct collective *coll, const struct bhvd_args *args, int set_size, unsigned char *at)
+static void lay_out(struct collective *coll, int set_size, unsigned char *at)
 {
     for (int small = 1; small >= 0; small--) {
         for (size_t t = 0; t < coll->args.tensor_count; t++) {
@@ -30,7 +30,7 @@ static void lay_out(struct collective *coll, const struct bhvd_args *args, int s
             unsigned char *const src = at;
             at += size_round_up(tensor->nbytes, CACHE_LINE);
             tensor->src = src;
-            if (tensor->dst && !args->tensors[t].dst_on_host)
+            if (tensor->dst && !coll->staging->tensors[t].dst_on_host)
                 tensor->dst = coll->args.kind == BHVD_REDUCESCATTER ? at : allocates_result(coll->args.kind) ? NULL : src;
             if (coll->args.kind == BHVD_REDUCESCATTER)
                 at += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
@@ -85,13 +85,13 @@ static int copy_all(const struct collective *coll, struct device_scratch *scratc
     return device_scratch_release(scratch, failed);
 }
 
-static int start(struct collective *coll, const struct bhvd_args *args, bool is_read)
+static int start(struct collective *coll, bool is_read)
 {
-    struct bhvd_device *device = args->gpu;
+    struct bhvd_device *device = coll->staging->device;
     const struct device_ops *ops = device->ops;
     struct device_buffer *buffer = coll->staging->buffer;
     struct device_scratch scratch = {device, device->to_host, NULL};
-    int failed = ops->event_record(device, buffer->ready, args->stream);
+    int failed = ops->event_record(device, buffer->ready, coll->args.stream);
     if (coll->staging->direct)
         return failed;
     failed = failed ?: ops->stream_wait_event(device, device->to_host, buffer->ready);
@@ -103,21 +103,20 @@ static int start(struct collective *coll, const struct bhvd_args *args, bool is_
     return failed;
 }
 
-bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
-                         struct bhvd_error *error)
+bhvd_status staging_open(struct collective *coll, size_t nbytes, unsigned char **out, struct bhvd_error *error)
 {
+    const struct bhvd_args *args = &coll->args;
     struct bhvd_device *device = args->gpu;
     char posted[256];
     snprintf(posted, sizeof posted, "'%.200s' was posted", args->name);
     bhvd_status status = device_check_capture(device, args->stream, posted, error);
     if (status)
         return status;
-    struct staging *staging = calloc(1, sizeof *staging + coll->args.tensor_count * sizeof staging->tensors[0]);
+    struct staging *staging = calloc(1, sizeof *staging + args->tensor_count * sizeof staging->tensors[0]);
     if (!staging)
         return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
     staging->device = device;
-    staging->count = coll->args.tensor_count;
-    for (size_t t = 0; t < coll->args.tensor_count; t++)
+    for (size_t t = 0; t < args->tensor_count; t++)
         staging->tensors[t] = (struct staged_tensor){args->tensors[t].src, args->tensors[t].dst,
                                                      args->tensors[t].dst_on_host != 0, NULL};
     int failed = device_buffer_acquire(device, MEMORY_PINNED, nbytes, &staging->buffer);
@@ -131,8 +130,7 @@ bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, 
     return BHVD_OK;
 }
 
-bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args, int set_size, int rank, bool direct,
-                           struct bhvd_error *error)
+bhvd_status staging_create(struct collective *coll, int set_size, int rank, bool direct, struct bhvd_error *error)
 {
     size_t nbytes = 0;
     for (size_t t = 0; t < coll->args.tensor_count && !direct; t++) {
@@ -142,14 +140,14 @@ bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args
             nbytes += size_round_up(part_nbytes(tensor, set_size), CACHE_LINE);
     }
     unsigned char *at;
-    bhvd_status status = staging_open(coll, args, nbytes, &at, error);
+    bhvd_status status = staging_open(coll, nbytes, &at, error);
     if (status)
         return status;
     coll->staging->direct = direct;
     if (!direct)
-        lay_out(coll, args, set_size, at);
-    int failed = start(coll, args, coll->args.kind != BHVD_BROADCAST || args->root_rank == rank);
-    return failed ? device_failed(args->gpu, failed, "the tensors cannot be copied to the host", error) : BHVD_OK;
+        lay_out(coll, set_size, at);
+    int failed = start(coll, coll->args.kind != BHVD_BROADCAST || coll->args.root_rank == rank);
+    return failed ? device_failed(coll->args.gpu, failed, "the tensors cannot be copied to the host", error) : BHVD_OK;
 }
 
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error)
@@ -178,12 +176,13 @@ bhvd_status staging_end(struct collective *coll, struct bhvd_error *error)
     return failed ? device_failed(device, failed, "the results cannot be copied to the GPU", error) : BHVD_OK;
 }
 
-void staging_destroy(struct staging *staging)
+void staging_destroy(struct collective *coll)
 {
+    struct staging *staging = coll->staging;
     if (!staging)
         return;
     device_buffer_release(staging->device, staging->buffer);
-    for (size_t t = 0; t < staging->count; t++)
+    for (size_t t = 0; t < coll->args.tensor_count; t++)
         device_buffer_release(staging->device, staging->tensors[t].result);
     bhvd_device_drop(staging->device);
     free(staging);

@@ -33,18 +33,15 @@ struct staging {
     struct staged_codes *codes;         // encoded on the device (gpu/staged_codes.h); NULL: not encoded there
     bool host_waits;                    // direct, but the execution waits for the tensors: requested when they are ready
     size_t small_count, small_nbytes;   // tensors that are packed on the device if it has the kernel; first in the buffer
-    size_t count;
-    struct staged_tensor tensors[];
+    struct staged_tensor tensors[];     // of the collective
 };
 
-// Copies coll->tensors to pinned memory, asynchronously; direct: only records an event on the framework's stream. set_size: of the
-// operation's process set; rank: this one's. On error the caller's tensors are unchanged; what is left at
+// When it is posted: copies the caller's tensors to pinned memory, asynchronously; direct: only records an event on the framework's
+// stream. set_size: of the operation's process set; rank: this one's. On error the caller's tensors are unchanged; what is left at
 // coll->staging is freed with the operation.
-bhvd_status staging_create(struct collective *coll, const struct bhvd_args *args, int set_size, int rank, bool direct,
-                           struct bhvd_error *error);
+bhvd_status staging_create(struct collective *coll, int set_size, int rank, bool direct, struct bhvd_error *error);
 // The part of it without copies: coll->staging with a pinned buffer of nbytes, at *out.
-bhvd_status staging_open(struct collective *coll, const struct bhvd_args *args, size_t nbytes, unsigned char **out,
-                         struct bhvd_error *error);
+bhvd_status staging_open(struct collective *coll, size_t nbytes, unsigned char **out, struct bhvd_error *error);
 // 1: the tensors are in the host's memory, or need not be. 0: not yet. -1: the GPU failed; *error has the reason.
 int staging_is_ready(const struct staging *staging, struct bhvd_error *error);
 // Starts to copy results back, for an operation that succeeded.
@@ -53,5 +50,5 @@ bhvd_status staging_end(struct collective *coll, struct bhvd_error *error);
 bhvd_status staging_join(const struct staging *staging, void *stream, struct bhvd_error *error);
 // Copies the result that was allocated on the device for a tensor. BHVD_ERR_ARGUMENT: there is none.
 bhvd_status staging_copy_result(const struct collective *coll, size_t index, void *dst, void *stream, struct bhvd_error *error);
-// Returns the buffer to the device, which reuses it when the GPU has finished with it. destroy(NULL) is allowed.
-void staging_destroy(struct staging *staging);
+// Returns the buffer to the device, which reuses it when the GPU has finished with it. Without staging it does nothing.
+void staging_destroy(struct collective *coll);

@@ -58,16 +58,16 @@ static bhvd_status fetch_device_copies(const struct bhvd_operation *op, struct b
 }
 
 // Moves the tensors, residuals and replicas to the memory in which the execution needs them.
-static bhvd_status stage(struct bhvd_operation *op, const struct bhvd_args *args, const struct set_facts *facts,
-                         struct bhvd_error *error)
+static bhvd_status stage(struct bhvd_operation *op, const struct set_facts *facts, struct bhvd_error *error)
 {
+    const struct bhvd_args *args = &op->coll.args;
     const enum nccl_path path = args->gpu ? nccl_path_of(&facts->nccl, &op->coll) : PATH_HOST;
-    if (path == PATH_HOST && staged_codes_apply(&op->coll, args, facts->nccl.is_hierarchical))
-        return staged_codes_create(&op->coll, &op->ctx->exec.kernels, args, facts->size, facts->rank, error);
+    if (path == PATH_HOST && staged_codes_apply(&op->coll, facts->nccl.is_hierarchical))
+        return staged_codes_create(&op->coll, &op->ctx->exec.kernels, facts->size, facts->rank, error);
     bhvd_status status = path == PATH_HOST ? fetch_device_copies(op, error) : BHVD_OK;
     if (status || !args->gpu)
         return status;
-    status = staging_create(&op->coll, args, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
+    status = staging_create(&op->coll, facts->size, op->ctx->options.rank, path != PATH_HOST, error);
     bool host_waits = path == PATH_HIERARCHICAL;  // the other ranks' hosts would wait too if it were requested earlier
     for (size_t t = 0; t < args->tensor_count; t++)
         host_waits |= args->tensors[t].dst_on_host != 0;
@@ -84,45 +84,44 @@ static bhvd_status operation_create(bhvd_context *ctx, const struct bhvd_args *a
     bhvd_status status = arguments_check(ctx, args, &facts, error);
     if (status)
         return status;
-    struct bhvd_args changed = *args;
-    args = &changed;
-    if (args->kind == BHVD_JOIN)
-        changed.name = JOIN_NAME;               // ranks join after different numbers of operations
+    const char *name = args->kind == BHVD_JOIN ? JOIN_NAME : args->name;      // ranks join after different numbers of operations
     struct bhvd_operation *op = calloc(1, sizeof *op + args->tensor_count * sizeof op->tensors[0]);
     int32_t *splits = copy_splits(args);
     if (!op || (args->split_count && !splits)) {
         free(op);
         free(splits);
-        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+        return error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", name);
     }
-    changed.splits = splits;
-    for (int r = 0; r < REPLICAS; r++)
-        changed.replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
-    changed.worker_copy = args->worker_residual ? args->worker_copy : NULL;
-    changed.server_copy = args->server_residual ? args->server_copy : NULL;
     atomic_init(&op->references, 2);            // the caller's handle, and the engine
     atomic_init(&op->state, OPERATION_RUNS);
     op->ctx = ctx;
-    op->coll.args = changed;
-    op->coll.args.tensors = NULL;               // the caller's
+    struct bhvd_args *kept = &op->coll.args;
+    *kept = *args;
+    kept->name = name;
+    kept->splits = splits;
+    for (int r = 0; r < REPLICAS; r++)
+        kept->replica_copies[r] = args->replicas[r] ? args->replica_copies[r] : NULL;
+    kept->worker_copy = args->worker_residual ? args->worker_copy : NULL;
+    kept->server_copy = args->server_residual ? args->server_copy : NULL;
     op->coll.tensors = op->tensors;
     for (size_t t = 0; t < args->tensor_count; t++) {
         tensor_init(&op->coll.tensors[t], &args->tensors[t]);
         if (!args->gpu && op->coll.tensors[t].dst && op->coll.tensors[t].dst != op->coll.tensors[t].src)
             pages_prefer_huge(op->coll.tensors[t].dst, op->coll.tensors[t].nbytes);
     }
-    request_write(&op->request, facts.number, args);
+    request_write(&op->request, facts.number, kept);
     if (op->request.failed || !request_read_key(op->request.data, op->request.size, &op->key))
-        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", args->name);
+        status = error_set(error, BHVD_ERR_SYSTEM, "no memory for operation '%s'", name);
     else if (op->request.size > REQUEST_BYTES_MAX)
         status = error_set(error, BHVD_ERR_ARGUMENT, "'%s' has too many tensors or splits to be requested at once: post "
-                           "several groups", args->name);
+                           "several groups", name);
     else if (args->gpu)
         status = nccl_check_gpu(&facts.nccl, args, error);
-    op->coll.args.name = op->key.name;
-    op->coll.name_size = op->key.name_size;
     if (!status)
-        status = stage(op, args, &facts, error);
+        status = stage(op, &facts, error);
+    kept->tensors = NULL;                       // the caller's, like the name
+    kept->name = op->key.name;
+    op->coll.name_size = op->key.name_size;
     *out = op;
     return status;
 }

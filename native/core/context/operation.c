@@ -184,7 +184,7 @@ void operation_release(struct bhvd_operation *op)
     for (size_t t = 0; t < op->coll.args.tensor_count; t++)
         block_pool_release(&result_memory, op->coll.tensors[t].result);
     staged_codes_destroy(&op->coll);
-    staging_destroy(op->coll.staging);
+    staging_destroy(&op->coll);
     bytes_fini(&op->request);
     free((void *)op->coll.args.splits);
     free(op->response_numbers_owned);
