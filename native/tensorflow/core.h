@@ -8,31 +8,21 @@
 
 #include "bagua_hvd.h"
 
-/* X(result, name without bhvd_, parameters): prototypes as in bagua_hvd.h */
+/* X(name without bhvd_): of bagua_hvd.h */
 #define CORE_FUNCTIONS(X) \
-    X(bhvd_status, post, (bhvd_context *, const struct bhvd_args *, bhvd_handle **, struct bhvd_error *)) \
-    X(bhvd_status, wait, (bhvd_handle *, int timeout_ms, struct bhvd_error *)) \
-    X(bhvd_completions *, completions_create, (void)) \
-    X(bhvd_status, completions_add, (bhvd_completions *, bhvd_handle *, int64_t number)) \
-    X(int64_t, completions_next, (bhvd_completions *, int timeout_ms)) \
-    X(int64_t, handle_value, (bhvd_handle *)) \
-    X(void, handle_drop, (bhvd_handle *)) \
-    X(bhvd_status, result_take, (bhvd_handle *, size_t index, struct bhvd_result *)) \
-    X(void, result_free, (void *)) \
-    X(bhvd_status, received_splits, (bhvd_handle *, size_t index, int32_t *splits, size_t count)) \
-    X(int, process_set_size, (bhvd_context *, int id)) \
-    X(int, process_set_rank, (bhvd_context *, int id))
+    X(post) X(wait) X(completions_create) X(completions_add) X(completions_next) X(handle_value) X(handle_drop) \
+    X(result_take) X(result_free) X(received_splits) X(process_set_size) X(process_set_rank)
 
-/* Python's side of the bridge (bagua_hvd/tensorflow/bridge.py), called without the GIL. Each returns a bhvd_status and
- * fills the error. put: tensor `index` of bridge `id` is available; src == dst, alive until bhvd_tf_release(memory),
- * which Python calls once, whatever put returned. wait: blocks until the memory of all tensors put holds results. */
-#define CORE_PYTHON_FUNCTIONS(X) \
-    X(int, python_put, (int64_t id, int64_t index, const struct bhvd_tensor *tensor, void *memory, \
-                        struct bhvd_error *error)) \
-    X(int, python_wait, (int64_t id, struct bhvd_error *error))
+#define CORE_MEMBER(name) __typeof__(bhvd_##name) *name;
+struct core {
+    CORE_FUNCTIONS(CORE_MEMBER)
 
-#define CORE_MEMBER(result, name, parameters) result (*name) parameters;
-struct core { CORE_FUNCTIONS(CORE_MEMBER) CORE_PYTHON_FUNCTIONS(CORE_MEMBER) };
+    /* Python's side of the bridge (bagua_hvd/tensorflow/bridge.py), called without the GIL. Each returns a bhvd_status and
+     * fills the error. put: tensor `index` of bridge `id` is available; src == dst, alive until bhvd_tf_release(memory),
+     * which Python calls once, whatever put returned. wait: blocks until the memory of all tensors put holds results. */
+    int (*python_put)(int64_t id, int64_t index, const struct bhvd_tensor *tensor, void *memory, struct bhvd_error *error);
+    int (*python_wait)(int64_t id, struct bhvd_error *error);
+};
 #undef CORE_MEMBER
 
 extern struct core core;

@@ -70,8 +70,8 @@ static bhvd_context *context;
 static struct core_job current_job;
 
 static const struct { const char *name; void **slot; } wanted[] = {
-#define CORE_WANTED(result, name, parameters) { "bhvd_" #name, (void **)&core.name },
-    CORE_FUNCTIONS(CORE_WANTED) CORE_PYTHON_FUNCTIONS(CORE_WANTED)
+#define CORE_WANTED(name) { "bhvd_" #name, (void **)&core.name },
+    CORE_FUNCTIONS(CORE_WANTED) CORE_WANTED(python_put) CORE_WANTED(python_wait)
 #undef CORE_WANTED
 };
 
