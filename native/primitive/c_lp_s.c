@@ -200,12 +200,6 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     return shards_plan(exec, group, coll, &within, &work, list, plan);
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-
-bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                   struct plan *plan)
-{
-    return primitive_execute(exec, group, coll, gpu, plan_among, plan_hosts, plan, NULL);
-}
+const struct primitive c_lp_s = {plan_among, plan_hosts};
 
 size_t bhvd_chunk_count(size_t count, int size) { return size < 1 ? 0 : (count + (size_t)size - 1) / (size_t)size; }

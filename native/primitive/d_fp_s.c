@@ -203,7 +203,4 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     return h ? shards_plan(exec, group, coll, &mean, &work, list, plan) : allreduce_shared(exec, group, &mean, list);
 }
 
-bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan, struct bhvd_error *error)
-{
-    return primitive_execute(exec, group, coll, NULL, plan_among, plan_hosts, plan, error);
-}
+const struct primitive d_fp_s = {plan_among, plan_hosts};

@@ -299,10 +299,4 @@ static bhvd_status plan_hosts(struct executor *exec, struct group *group, const 
     return BHVD_OK;
 }
 
-// --------------------------------------------------------------------------------------------------------------------
-
-bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                   struct plan *plan, struct bhvd_error *error)
-{
-    return primitive_execute(exec, group, coll, gpu, plan_among, plan_hosts, plan, error);
-}
+const struct primitive d_lp_s = {plan_among, plan_hosts};

@@ -34,16 +34,17 @@ static bhvd_status add_spans(struct executor *exec, struct collective *coll, str
 }
 
 bhvd_status primitive_execute(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                              primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error)
+                              struct plan *plan, struct bhvd_error *error)
 {
     struct span_list list = {0};
     const bool is_central = coll->args.kind == BHVD_C_LP_S;
+    const struct primitive *primitive = is_central ? &c_lp_s : coll->args.kind == BHVD_D_FP_S ? &d_fp_s : &d_lp_s;
     bhvd_status status = coll->args.hierarchical && !is_central ? check_hosts(exec, group, error) : BHVD_OK;
     if (!status && !(gpu && is_central))
         status = add_spans(exec, coll, &list);
     const bool is_hierarchical = list.nbytes && primitive_is_hierarchical(group, coll->args.kind, coll->args.hierarchical);
     if (!status && collective_nbytes(coll))
-        status = (is_hierarchical ? hosts : among)(exec, group, coll, gpu, &list, plan);
+        status = (is_hierarchical ? primitive->hosts : primitive->among)(exec, group, coll, gpu, &list, plan);
     span_list_fini(&list);
     return status;
 }

@@ -41,20 +41,19 @@ struct gpu_codes {
     size_t each, segment;
 };
 
-// Plans or executes an operation on its vector, which is not empty: `among` all members, or among hosts. Both may take ownership of
-// the list, the tensors as one vector; it is empty if a GPU encodes them for C_LP_S.
+// Plans or executes an operation on its vector, which is not empty. It may take ownership of the list, the tensors as one vector;
+// it is empty if a GPU encodes them for C_LP_S.
 typedef bhvd_status primitive_fn(struct executor *exec, struct group *group, const struct collective *coll,
                                  const struct gpu_codes *gpu, struct span_list *list, struct plan *plan);
-// Also allocates results for which the caller gave no memory; d_lp_s may have none. BHVD_ERR_UNSUPPORTED, on all members: a
-// decentralized operation between hosts, some of which hold several members without a shared-memory area
-// (transport/shm_segment.h).
-bhvd_status primitive_execute(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                              primitive_fn *among, primitive_fn *hosts, struct plan *plan, struct bhvd_error *error);
 
-// An operation that can run beside other executions is only planned; any other is executed.
-bhvd_status c_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                   struct plan *plan);
-bhvd_status d_fp_s(struct executor *exec, struct group *group, struct collective *coll, struct plan *plan,
-                   struct bhvd_error *error);
-bhvd_status d_lp_s(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
-                   struct plan *plan, struct bhvd_error *error);
+struct primitive {
+    primitive_fn *among, *hosts;        // among all members, or among hosts
+};
+
+extern const struct primitive c_lp_s, d_fp_s, d_lp_s;
+
+// An operation that can run beside other executions is only planned; any other is executed. Also allocates results for which the
+// caller gave no memory; D_LP_S may have none. BHVD_ERR_UNSUPPORTED, on all members: a decentralized operation between hosts, some
+// of which hold several members without a shared-memory area (transport/shm_segment.h).
+bhvd_status primitive_execute(struct executor *exec, struct group *group, struct collective *coll, const struct gpu_codes *gpu,
+                              struct plan *plan, struct bhvd_error *error);

@@ -289,7 +289,7 @@ static bhvd_status begin(bhvd_context *ctx, struct process_set *set, const struc
 static bhvd_status fetch_server_residual(struct executor *exec, const struct collective *coll)
 {
     struct bhvd_error error;
-    if (!coll->args.server_copy || !bhvd_device_array_fetch(coll->args.server_copy, &error))
+    if (coll->args.kind != BHVD_C_LP_S || !coll->args.server_copy || !bhvd_device_array_fetch(coll->args.server_copy, &error))
         return BHVD_OK;
     return executor_fail(exec, error.status, "rank %d: %s", exec->connections.rank, error.message);
 }
@@ -307,10 +307,8 @@ static bhvd_status execute_primitive(struct executor *exec, struct group *group,
         return coll->args.kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
     const bool is_encoded = coll->staging && coll->staging->codes;
     const struct gpu_codes codes = is_encoded ? staged_codes_on_gpu(coll->staging->codes) : (struct gpu_codes){0};
-    if (coll->args.kind == BHVD_D_LP_S)
-        return d_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan, error);
     bhvd_status status = fetch_server_residual(exec, coll);
-    return status ? status : c_lp_s(exec, group, coll, is_encoded ? &codes : NULL, plan);
+    return status ? status : primitive_execute(exec, group, coll, is_encoded ? &codes : NULL, plan, error);
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
@@ -335,8 +333,7 @@ static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set
 bhvd_status execution_run_pairwise(bhvd_context *ctx, struct bhvd_operation *op, struct plan *plan, struct bhvd_error *error)
 {
     struct group *group = &process_set_find(&ctx->sets, op->key.process_set)->group;
-    return op->coll.args.kind == BHVD_D_FP_S ? d_fp_s(&ctx->exec, group, &op->coll, plan, error)
-                                        : d_lp_s(&ctx->exec, group, &op->coll, NULL, plan, error);
+    return primitive_execute(&ctx->exec, group, &op->coll, NULL, plan, error);
 }
 
 bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct bhvd_error *error)
@@ -350,7 +347,7 @@ bhvd_status execution_run(bhvd_context *ctx, struct execution *execution, struct
     switch (op->coll.args.kind) {
     case BHVD_D_FP_S:
         return finish(&ctx->exec, plan, collective_is_on_gpu(&op->coll) || set->group.shared,
-                      d_fp_s(&ctx->exec, &set->group, &op->coll, plan, error));
+                      primitive_execute(&ctx->exec, &set->group, &op->coll, NULL, plan, error));
     case BHVD_BARRIER:
         return BHVD_OK;
     case BHVD_JOIN:
