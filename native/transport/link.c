@@ -70,7 +70,7 @@ void link_fini(struct link *link)
     bytes_fini(&link->control_in);
 }
 
-static bhvd_status flush_control(struct link *link, bool *progress)
+bhvd_status link_flush(struct link *link)
 {
     while (link->control_out.size) {
         struct iovec part = {link->control_out.data + link->control_flushed,
@@ -79,7 +79,6 @@ static bhvd_status flush_control(struct link *link, bool *progress)
         bhvd_status status = link->control.ops->send(&link->control, &part, 1, &moved);
         if (status || moved == 0)
             return status;
-        *progress = true;
         link->control_flushed += moved;
         if (link->control_flushed == link->control_out.size)
             link->control_out.size = link->control_flushed = 0;
@@ -89,7 +88,6 @@ static bhvd_status flush_control(struct link *link, bool *progress)
 
 bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes *payload, bool no_wakeup)
 {
-    bool progress;
     if (payload->failed || payload->size > LINK_FRAME_MAX)
         return BHVD_ERR_SYSTEM;
     bytes_put_u32(&link->control_out, (uint32_t)payload->size);
@@ -99,7 +97,7 @@ bhvd_status link_send_frame(struct link *link, uint8_t type, const struct bytes 
         return BHVD_ERR_SYSTEM;
     link->control_sent += FRAME_HEADER + payload->size;
     link->control.no_wakeup = no_wakeup;
-    bhvd_status status = flush_control(link, &progress);
+    bhvd_status status = link_flush(link);
     link->control.no_wakeup = false;
     if (link->control_out.size)
         link_mark_active(link);
@@ -494,8 +492,11 @@ bhvd_status link_advance(struct link *link, link_frame_fn on_frame, void *arg, b
         // The peer is gone, but data that it sent before may still be in the ring or the socket.
         return link->lacks_data_channels ? BHVD_OK : advance_all_receives(link, progress);
     }
-    if (link->control_out.size)
-        status = flush_control(link, progress);
+    if (link->control_out.size) {
+        const size_t unwritten = link->control_out.size - link->control_flushed;
+        status = link_flush(link);
+        *progress |= link->control_out.size - link->control_flushed != unwritten;
+    }
     for (int i = 0; i < link->data_channel_count && !status && traffic_is_pending(&link->sends) && !link->lacks_data_channels; i++)
         status = advance_sends(link, &link->data_channels[i], progress);
     if (!status && !link->lacks_data_channels)
@@ -522,12 +523,6 @@ void link_hang_up(struct link *link, link_frame_fn on_frame, void *arg, bool *pr
 {
     if (link_advance(link, on_frame, arg, progress) || link->state == LINK_OPEN)
         link->state = link->state == LINK_DEPARTED ? LINK_DEPARTED : LINK_LOST;
-}
-
-bhvd_status link_flush(struct link *link)
-{
-    bool progress;
-    return flush_control(link, &progress);
 }
 
 bool link_ready(const struct link *link)
