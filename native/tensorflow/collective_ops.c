@@ -16,12 +16,9 @@
 #define ITERATION_NCHARS 16
 
 struct op_attributes {
-    bhvd_kind kind;
+    struct bhvd_args args;      /* without tensors */
     char *name;
-    int32_t process_set, op, root_rank;
-    double prescale_factor, postscale_factor;
     bool even;                  /* alltoall: no splits given */
-    bool blocking;
 };
 
 /* One execution of the op, until it has ended. */
@@ -41,20 +38,18 @@ static void *create(TF_OpKernelConstruction *construction, bhvd_kind kind)
 {
     TF_Status *status = tf.NewStatus();
     struct op_attributes *self = calloc(1, sizeof *self);
-    self->kind = kind;
+    struct bhvd_args *args = &self->args;
+    *args = (struct bhvd_args){ .kind = kind, .op = BHVD_OP_SUM, .prescale_factor = 1.0, .postscale_factor = 1.0, .device = -1 };
     self->name = kernel_string(construction, "tensor_name", status);
-    self->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
-    self->blocking = kernel_bool(construction, "blocking", status);
+    args->process_set = (int32_t)kernel_int(construction, "process_set_id", status);
+    args->blocking = kernel_bool(construction, "blocking", status);
     if (kind == BHVD_ALLREDUCE || kind == BHVD_REDUCESCATTER) {
-        self->op = (int32_t)kernel_int(construction, "op", status);
-        self->prescale_factor = kernel_float(construction, "prescale_factor", status);
-        self->postscale_factor = kernel_float(construction, "postscale_factor", status);
-    } else {
-        self->op = BHVD_OP_SUM;
-        self->prescale_factor = self->postscale_factor = 1.0;
+        args->op = (int32_t)kernel_int(construction, "op", status);
+        args->prescale_factor = kernel_float(construction, "prescale_factor", status);
+        args->postscale_factor = kernel_float(construction, "postscale_factor", status);
     }
     if (kind == BHVD_BROADCAST)
-        self->root_rank = (int32_t)kernel_int(construction, "root_rank", status);
+        args->root_rank = (int32_t)kernel_int(construction, "root_rank", status);
     if (kind == BHVD_ALLTOALL)
         self->even = kernel_bool(construction, "even", status);
     kernel_constructed(construction, status);
@@ -132,7 +127,7 @@ static void finish(struct completion *completion, bhvd_status end, const struct 
         for (size_t i = 0; i < call->count && tf.GetCode(status) == TF_OK; i++)
             if (!call->members[i].output)
                 set_result(call, i, status);
-        if (call->collective->kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
+        if (call->collective->args.kind == BHVD_ALLTOALL && tf.GetCode(status) == TF_OK)
             set_received_splits(call, status);
         kernel_failed(call->ctx, status);
         tf.DeleteStatus(status);
@@ -155,7 +150,7 @@ static int64_t scattered_rows(bhvd_context *context, int32_t process_set, int64_
 static bool take_member(struct op_call *call, bhvd_context *context, int index, struct bhvd_tensor *tensor, int64_t *dims,
                         TF_Status *status)
 {
-    const struct op_attributes *self = call->collective;
+    const struct bhvd_args *args = &call->collective->args;
     struct op_tensor *member = &call->members[index];
     tf.GetInput(call->ctx, index, &member->input, status);
     if (tf.GetCode(status) != TF_OK)
@@ -163,18 +158,18 @@ static bool take_member(struct op_call *call, bhvd_context *context, int index, 
     int ndim = kernel_shape(member->input, dims);
     int dtype = tf.TensorType(member->input);
     size_t nbytes = tf.TensorByteSize(member->input);
-    if (self->kind == BHVD_REDUCESCATTER) {
+    if (args->kind == BHVD_REDUCESCATTER) {
         if (ndim < 1) {
             tf.SetStatus(status, TF_INVALID_ARGUMENT,
                          "Reducescatter needs a tensor of at least one dimension, but got a 0-d one.");
             return false;
         }
         int64_t rows = dims[0];
-        dims[0] = scattered_rows(context, self->process_set, rows);
+        dims[0] = scattered_rows(context, args->process_set, rows);
         member->output = tf.AllocateOutput(call->ctx, index, dtype, dims, ndim,
                                            rows ? nbytes / (size_t)rows * (size_t)dims[0] : 0, status);
         dims[0] = rows;
-    } else if (self->kind == BHVD_ALLREDUCE || self->kind == BHVD_BROADCAST) {
+    } else if (args->kind == BHVD_ALLREDUCE || args->kind == BHVD_BROADCAST) {
         /* In place if nobody else uses the input. For that our own reference must be released first. */
         int forwarded = -1;
         tf.DeleteTensor(member->input);
@@ -212,11 +207,7 @@ static bool post(struct op_call *call, bhvd_context *context, TF_Status *status)
 {
     const struct op_attributes *self = call->collective;
     struct bhvd_error error;
-    struct bhvd_args args = {
-        .kind = self->kind, .process_set = self->process_set, .op = self->op, .root_rank = self->root_rank,
-        .prescale_factor = self->prescale_factor, .postscale_factor = self->postscale_factor,
-        .blocking = self->blocking, .device = -1, .tensor_count = call->count,
-    };
+    struct bhvd_args args = self->args;
     struct bhvd_tensor *tensors = calloc(call->count + 1, sizeof *tensors);
     int64_t *dims = malloc((call->count + 1) * KERNEL_MAX_NDIM * sizeof *dims);
     size_t name_size = strlen(self->name) + ITERATION_NCHARS;
@@ -226,7 +217,7 @@ static bool post(struct op_call *call, bhvd_context *context, TF_Status *status)
         tf.SetStatus(status, TF_UNKNOWN, "out of memory");
     for (size_t i = 0; ok && i < call->count; i++)
         ok = take_member(call, context, (int)i, &tensors[i], dims + i * KERNEL_MAX_NDIM, status);
-    if (ok && self->kind == BHVD_ALLTOALL)
+    if (ok && args.kind == BHVD_ALLTOALL)
         ok = take_splits(call, &args, status);
     if (ok) {
         int64_t iteration = tf.GetIterId(call->ctx) % MAX_PARALLEL_ITERATIONS;
@@ -236,7 +227,8 @@ static bool post(struct op_call *call, bhvd_context *context, TF_Status *status)
             snprintf(name, name_size, "%s", self->name);
         args.name = name;
         args.tensors = call->count ? tensors : NULL;
-        call->set_size = core.process_set_size(context, self->process_set);
+        args.tensor_count = call->count;
+        call->set_size = core.process_set_size(context, args.process_set);
         bhvd_status posted = core.post(context, &args, &call->completion.handle, &error);
         ok = posted == BHVD_OK;
         if (!ok)
@@ -251,7 +243,7 @@ static bool post(struct op_call *call, bhvd_context *context, TF_Status *status)
 static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneCallback *done)
 {
     const struct op_attributes *self = kernel;
-    size_t count = self->kind == BHVD_ALLTOALL ? 1 : self->kind == BHVD_BARRIER ? 0 : (size_t)tf.NumInputs(ctx);
+    size_t count = self->args.kind == BHVD_ALLTOALL ? 1 : self->args.kind == BHVD_BARRIER ? 0 : (size_t)tf.NumInputs(ctx);
     struct op_call *call = calloc(1, sizeof *call + count * sizeof call->members[0]);
     TF_Status *status = tf.NewStatus();
     call->collective = self;
@@ -274,7 +266,7 @@ static void compute(void *kernel, TF_OpKernelContext *ctx, TF_AsyncOpKernelDoneC
         bool kept = done_keep(&call->completion.done, done);
         completion_begin();
         core_release();
-        if (kept && !self->blocking)
+        if (kept && !self->args.blocking)
             completion_add(&call->completion);
         else
             completion_wait(&call->completion);
