@@ -103,7 +103,7 @@ class Bridge:
         buffers = []
         with tf.control_dependencies(order.write() if again else order.first(order.write)):
             for index, tensor in zip(indices, tensors, strict=True):
-                buffer = ops.bagua_hvd_bridge_put(tensor, bridge=self._id, index=index, name="HorovodBridgePut")
+                [buffer] = ops.bagua_hvd_bridge_put([tensor], bridge=self._id, indices=[index], name="HorovodBridgePut")
                 run_independently(buffer)
                 buffers.append(buffer)
         outputs = list(ops.bagua_hvd_bridge_wait(buffers, bridge=self._id, name="HorovodBridgeWait"))

@@ -1,6 +1,6 @@
 /* Ops BaguaHvdBridgePut and BaguaHvdBridgeWait: pass tensors of a graph to Python in place, and take them back.
  *
- * Put passes a tensor to Python (core.python_put) once it exists; Python's reducer communicates it in place. Wait
+ * Put passes tensors to Python (core.python_put) once they exist; Python's reducer communicates them in place. Wait
  * takes the outputs of all puts, lets Python finish (core.python_wait), and outputs the same memory, now with results.
  */
 #include "tensorflow/op_kernel.h"
@@ -13,38 +13,14 @@ struct bridge_op {
     int64_t indices[];      /* of the tensors that it puts */
 };
 
-/* Allocates an op with `count` indices. */
-static struct bridge_op *create(TF_OpKernelConstruction *construction, size_t count, TF_Status *status)
-{
-    struct bridge_op *self = calloc(1, sizeof *self + count * sizeof self->indices[0]);
-    self->id = kernel_int(construction, "bridge", status);
-    return self;
-}
-
-static void *create_put(TF_OpKernelConstruction *construction)
-{
-    TF_Status *status = tf.NewStatus();
-    struct bridge_op *self = create(construction, 1, status);
-    self->indices[0] = kernel_int(construction, "index", status);
-    kernel_constructed(construction, status);
-    return self;
-}
-
-static void *create_wait(TF_OpKernelConstruction *construction)
-{
-    TF_Status *status = tf.NewStatus();
-    struct bridge_op *self = create(construction, 0, status);
-    kernel_constructed(construction, status);
-    return self;
-}
-
-static void *create_exchange(TF_OpKernelConstruction *construction)
+static void *create(TF_OpKernelConstruction *construction)
 {
     TF_Status *status = tf.NewStatus();
     int32_t count = 0, nbytes;
     tf.OpKernelConstruction_GetAttrSize(construction, "indices", &count, &nbytes, status);
     count = tf.GetCode(status) == TF_OK && count > 0 ? count : 0;
-    struct bridge_op *self = create(construction, (size_t)count, status);
+    struct bridge_op *self = calloc(1, sizeof *self + (size_t)count * sizeof self->indices[0]);
+    self->id = kernel_int(construction, "bridge", status);
     if (count)
         tf.OpKernelConstruction_GetAttrInt64List(construction, "indices", self->indices, count, status);
     kernel_constructed(construction, status);
@@ -118,14 +94,20 @@ static bool wait(TF_OpKernelContext *ctx, const struct bridge_op *self)
     return end == BHVD_OK;
 }
 
-static void compute_put(void *kernel, TF_OpKernelContext *ctx) { put(ctx, kernel, 0); }
+static bool put_all(TF_OpKernelContext *ctx, const struct bridge_op *self)
+{
+    for (int i = 0; i < tf.NumInputs(ctx); i++)
+        if (!put(ctx, self, i))
+            return false;
+    return true;
+}
+
+static void compute_put(void *kernel, TF_OpKernelContext *ctx) { put_all(ctx, kernel); }
 
 static void compute_exchange(void *kernel, TF_OpKernelContext *ctx)
 {
-    for (int i = 0; i < tf.NumInputs(ctx); i++)
-        if (!put(ctx, kernel, i))
-            return;
-    wait(ctx, kernel);
+    if (put_all(ctx, kernel))
+        wait(ctx, kernel);
 }
 
 static void compute_wait(void *kernel, TF_OpKernelContext *ctx)
@@ -147,22 +129,20 @@ static void compute_wait(void *kernel, TF_OpKernelContext *ctx)
 
 bool bridge_register(TF_Status *status)
 {
-    const struct kernel_op put_op = {
-        .name = "BaguaHvdBridgePut", .inputs = STRINGS("tensor: T"), .outputs = STRINGS("buffer: T"),
-        .attributes = STRINGS("T: " ALL_TYPES, "bridge: int", "index: int"), .shape = kernel_same_shapes,
-        .create = create_put, .compute = compute_put, .destroy = free,
+    static const struct { const char *name; tf_compute_function *compute; } ops[] = {
+        { "BaguaHvdBridgePut", compute_put },
+        { "BaguaHvdBridgeWait", compute_wait },
+        /* Put and wait in one op, for eager mode: all tensors exist already, and every op costs a call from Python. */
+        { "BaguaHvdBridgeExchange", compute_exchange },
     };
-    const struct kernel_op wait_op = {
-        .name = "BaguaHvdBridgeWait", .inputs = STRINGS("buffers: T"), .outputs = STRINGS("outputs: T"),
-        .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "bridge: int"), .shape = kernel_same_shapes,
-        .create = create_wait, .compute = compute_wait, .destroy = free,
-    };
-    /* Put and wait in one op, for eager mode: all tensors exist already, and every op costs a call from Python. */
-    const struct kernel_op exchange_op = {
-        .name = "BaguaHvdBridgeExchange", .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
-        .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "bridge: int", "indices: list(int)"),
-        .shape = kernel_same_shapes, .create = create_exchange, .compute = compute_exchange, .destroy = free,
-    };
-    return kernel_register(&put_op, status) && kernel_register(&wait_op, status) &&
-           kernel_register(&exchange_op, status);
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        const struct kernel_op op = {
+            .name = ops[i].name, .inputs = STRINGS("tensors: T"), .outputs = STRINGS("outputs: T"),
+            .attributes = STRINGS("T: list(" ALL_TYPES ") >= 1", "bridge: int", "indices: list(int) = []"),
+            .shape = kernel_same_shapes, .create = create, .compute = ops[i].compute, .destroy = free,
+        };
+        if (!kernel_register(&op, status))
+            return false;
+    }
+    return true;
 }
