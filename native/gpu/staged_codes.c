@@ -123,7 +123,7 @@ static int encode(struct collective *coll, struct device_scratch *scratch, const
         failed = device_scratch_acquire(scratch, codes->layout.nbytes, &encoding.codes);
     }
     failed = failed ?: staged_codes_encode(&codes->encoder, &encoding, coll->args.worker_copy, &codes->residual, scratch);
-    failed = failed ?: device->ops->copy(device, codes->own, encoding.codes, codes->layout.nbytes, scratch->stream);
+    failed = failed ?: device->ops->copy(device, codes->pinned.own, encoding.codes, codes->layout.nbytes, scratch->stream);
     const int recorded = codes->on_device ? device_buffer_record(device, codes->on_device, scratch->stream) : 0;
     return failed ?: recorded;
 }
@@ -206,8 +206,12 @@ bhvd_status staged_codes_create(struct collective *coll, const struct kernel_tab
         return status;
     }
     coll->staging->codes = codes;
-    codes->results = memory + own_nbytes;
-    codes->own = own_nbytes ? memory : codes->results + (size_t)rank * codes->layout.nbytes;
+    codes->pinned = (struct gpu_codes){
+        .own = own_nbytes ? memory : memory + (size_t)rank * codes->layout.nbytes,
+        .results = memory + own_nbytes,
+        .each = codes->layout.chunk_stride,
+        .segment = codes->layout.segment_stride,
+    };
     int failed = start(coll, args->stream);
     return failed ? device_failed(args->gpu, failed, "the tensors cannot be encoded", error) : BHVD_OK;
 }
@@ -228,7 +232,7 @@ static int decode(const struct collective *coll, struct device_scratch *scratch)
     struct bhvd_device *device = coll->staging->device;
     void *on_device = NULL, *values = NULL;
     int failed = device_scratch_acquire(scratch, codes->results_nbytes, &on_device);
-    failed = failed ?: device->ops->copy(device, on_device, codes->results, codes->results_nbytes, scratch->stream);
+    failed = failed ?: device->ops->copy(device, on_device, codes->pinned.results, codes->results_nbytes, scratch->stream);
     failed = failed ?: staged_codes_target(coll, scratch, &values);
     if (!failed && coll->args.exchange == BHVD_EXCHANGE_SCATTER_GATHER)
         failed = device_encoder_decode(&codes->encoder, &codes->layout, values, on_device, scratch->stream);
@@ -263,7 +267,7 @@ static int add(const struct collective *coll, struct device_scratch *scratch)
     unsigned char *on_device = codes->on_device->data;
     int failed = 0;
     if (codes->results_nbytes)
-        failed = device->ops->copy(device, on_device + codes->layout.nbytes, codes->results, codes->results_nbytes, stream);
+        failed = device->ops->copy(device, on_device + codes->layout.nbytes, codes->pinned.results, codes->results_nbytes, stream);
     failed = failed ?: staged_codes_add(coll, &codes->encoder, &codes->layout, &codes->peers, on_device, stream);
     if (!failed && collective_mixes(coll->args.after + 1))
         failed = staged_codes_pack(coll, scratch, &values);

@@ -18,9 +18,8 @@ struct staged_codes {
     struct device_encoder encoder;
     struct code_layout layout;          // of the rank's own codes
     int ranks;
-    unsigned char *own;                 // the rank's own codes, in pinned memory
-    unsigned char *results;             // codes that make up the result: means of chunks, values of all ranks, or (D_LP_S) of peers
-    size_t results_nbytes;              // of `results`
+    struct gpu_codes pinned;            // results: means of chunks, values of all ranks, or (D_LP_S) of peers
+    size_t results_nbytes;              // of all results
     struct peers peers;                 // D_LP_S: the senders of `results`
     struct device_buffer *on_device;    // D_LP_S: own codes on the device, followed by memory for the peers'; else NULL
     struct device_buffer *residual;     // the worker's new residual, valid when this has ended; NULL: no error feedback
@@ -34,12 +33,6 @@ bhvd_status staged_codes_create(struct collective *coll, const struct kernel_tab
 // Instead of staging_end.
 bhvd_status staged_codes_end(struct collective *coll, struct bhvd_error *error);
 void staged_codes_destroy(struct collective *coll);  // before staging_destroy
-
-// These codes, as the primitives take them.
-static inline struct gpu_codes staged_codes_on_gpu(const struct staged_codes *codes)
-{
-    return (struct gpu_codes){codes->own, codes->results, codes->layout.chunk_stride, codes->layout.segment_stride};
-}
 
 // Encodes with the residuals of a device copy; *residual receives the new ones. device_copy NULL: no error feedback.
 int staged_codes_encode(const struct device_encoder *encoder, struct encoding *encoding, struct bhvd_device_array *device_copy,

@@ -305,10 +305,9 @@ static bhvd_status execute_primitive(struct executor *exec, struct group *group,
 {
     if (gpu)
         return coll->args.kind == BHVD_C_LP_S ? nccl_c_lp_s(gpu, coll) : nccl_d_lp_s(gpu, coll);
-    const bool is_encoded = coll->staging && coll->staging->codes;
-    const struct gpu_codes codes = is_encoded ? staged_codes_on_gpu(coll->staging->codes) : (struct gpu_codes){0};
+    const struct gpu_codes *codes = coll->staging && coll->staging->codes ? &coll->staging->codes->pinned : NULL;
     bhvd_status status = fetch_server_residual(exec, coll);
-    return status ? status : primitive_execute(exec, group, coll, is_encoded ? &codes : NULL, plan, error);
+    return status ? status : primitive_execute(exec, group, coll, codes, plan, error);
 }
 
 static bhvd_status execute_collective(bhvd_context *ctx, struct process_set *set, const struct execution *execution,
