@@ -70,8 +70,9 @@ def _numbered(part: str) -> tuple[str, int]:
 class Agreed(NamedTuple):
     """The facts that all ranks have agreed on.
 
-    sparse: gradients that are sparse on any rank -> the number of their sparse leading dimensions.
-    order: all gradients in the order of the buckets. step: the latest.
+    sparse: gradients that are sparse on any rank -> the number of their sparse leading dimensions; others are dense
+        from now on. order: all gradients as they became ready in the first backward pass, so that buckets hold those
+        that become ready together. step: the latest.
     differ: ranks are in different steps, have different orders, or only some of them have state.
     own_differs: only some have state of their own. following: see agree(); the union over the ranks.
     complete: no rank was in join(), so all have contributed.

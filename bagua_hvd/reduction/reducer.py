@@ -85,7 +85,6 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes only add to the gradients; see no_sync().
-        passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
         key: by which ranks match it, see agreement.py.
@@ -193,10 +192,7 @@ class Reducer:
         self._begin_window()
 
     def reduce_added(self, first: int) -> None:
-        """Reduces the gradients from `first` on in full precision: no hook has seen their first backward pass.
-
-        Collective. Raises: HorovodInternalError: ranks disagreed, or one was lost.
-        """
+        """Reduces the gradients from `first` on in full precision: no hook has seen their first pass. Collective."""
         buckets = [bucket for bucket in self.buckets if any(index >= first for index in bucket.members)]
         try:
             for bucket in buckets:
@@ -250,9 +246,7 @@ class Reducer:
     def set_weight(self, weight: Any) -> None:
         """Makes the next window a weighted average, with `weight` for this rank; collective.
 
-        Raises:
-            ValueError: the algorithm does not average gradients. A wrong weight fails the window, on all ranks.
-            HorovodInternalError: ranks disagreed, or one was lost.
+        ValueError: the algorithm does not average gradients. A wrong weight fails the window, on all ranks.
         """
         check_weighable(self.algorithm)
         self._weight = self._posted_weight = Weight(weight, f"gradients.{self.number}.weight", self.group,
@@ -355,18 +349,12 @@ class Reducer:
             raise
 
     def _agree(self):
-        """Agrees with the other ranks on:
+        """Brings gradients, step and state to what the ranks agree on: see agree() and Agreed.
 
-        - which gradients are sparse on any rank; all others count as dense from then on,
-        - the order of gradients: buckets hold those that become ready together, in the first backward pass,
-        - the step, and whether there is earlier state: perhaps only some ranks have loaded a checkpoint, and ranks of
-          an elastic job come and go. If ranks differ, all continue from the latest step, without that state.
-
-        A rank in join() contributes nothing: then the agreement is repeated in the next step, until all have taken
-        part. So all ranks agree in the same step, and none waits for one that has agreed before.
-
-        Raises:
-            HorovodInternalError: on all ranks, if their gradients are for different variables.
+        Perhaps only some ranks have loaded a checkpoint, and ranks of an elastic job come and go. If ranks differ, all
+        continue from the latest step, without earlier state. A rank in join() contributes nothing: then the agreement
+        is repeated in the next step, until all have taken part. So all ranks agree in the same step, and none waits for
+        one that has agreed before.
         """
         model, layout = self.model, self._layout
         registered_id(self.group)       # else it has been removed
@@ -456,10 +444,7 @@ class Reducer:
     def arrive(self) -> None:
         """With delay=1: waits for the window in flight, which then is state of the model. Else does nothing.
 
-        A window in flight at shutdown is lost on all ranks, which start again with zeros.
-
-        Raises:
-            HorovodInternalError: ranks disagreed, or one was lost; the window is lost.
+        A window that fails, or is in flight at shutdown, is lost on all ranks, which start again with zeros.
         """
         if self._late is None:
             return
@@ -543,11 +528,7 @@ class Reducer:
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
     def before_step(self) -> None:
-        """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
-
-        Raises:
-            HorovodInternalError: ranks disagreed, or one was lost.
-        """
+        """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step."""
         if self._phase != _BEGUN:
             return
         self._phase = _PREPARED

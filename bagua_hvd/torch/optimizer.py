@@ -296,12 +296,7 @@ class _Distributed(Wrapped):
 
     @eager
     def zero_grad(self, *args, **kwargs):
-        """Like the class's own.
-
-        Raises:
-            AssertionError: gradients are in flight: after backward() with gradients_untouched=True, or in a window of
-            backward_passes_per_step.
-        """
+        """Like the class's own. AssertionError: gradients are in flight, or accumulate until the window ends."""
         if self.reducer is not None:
             if self.reducer.pending:
                 raise AssertionError(
