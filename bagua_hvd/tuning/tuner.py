@@ -219,7 +219,7 @@ class Tuner:
         """
         model, mine, count = self._model, self._hysteresis, len(self._plans)
         if model.state.loaded(STATE):
-            kept = model.state.keep(STATE, dict, shared=True)
+            kept: dict[str, Any] = model.state.keep(STATE, dict, shared=True)
             mine = Hysteresis(self._kinds, **kept["choice"] if kept.get("names") == self._names else {})
         latest, *known = (largest for largest, _ in extremes(
             [min(mine.since, _STEPS_MAX - 1) * _PLANS_MAX + mine.plan, *mine.ratios, *mine.barred],
