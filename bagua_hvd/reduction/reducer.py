@@ -349,12 +349,11 @@ class Reducer:
             raise
 
     def _agree(self):
-        """Brings gradients, step and state to what the ranks agree on: see agree() and Agreed.
+        """Brings gradients, step and state to what the ranks agree on: see agree().
 
-        Perhaps only some ranks have loaded a checkpoint, and ranks of an elastic job come and go. If ranks differ, all
-        continue from the latest step, without earlier state. A rank in join() contributes nothing: then the agreement
-        is repeated in the next step, until all have taken part. So all ranks agree in the same step, and none waits for
-        one that has agreed before.
+        Perhaps only some ranks have loaded a checkpoint, and ranks of an elastic job come and go. A rank in join()
+        contributes nothing: then the agreement is repeated in the next step, until all have taken part. So all ranks
+        agree in the same step, and none waits for one that has agreed before.
         """
         model, layout = self.model, self._layout
         registered_id(self.group)       # else it has been removed
@@ -364,21 +363,18 @@ class Reducer:
         had_state = model.kinds_of_state()[0]
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
-        agreed = counted(self._account.byte_counter, agree, layout.name, self.group, layout.members, self._source,
-                         layout.order(None if settled else self._ready), model,
-                         {number - own for number in self.following})
-        self.following = {number + own for number in agreed.following}
-        for index, sparse_dim in agreed.sparse.items():
+        sparse, order, following, complete = counted(
+            self._account.byte_counter, agree, layout, model, layout.order(None if settled else self._ready),
+            {number - own for number in self.following})
+        self.following = {number + own for number in following}
+        for index, sparse_dim in sparse.items():
             self._set_sparse(index, sparse_dim)
-        if agreed.differ or agreed.own_differs:
-            model.step = agreed.step
-            model.drop_state(shared=agreed.differ)
-        layout.arrange(agreed.order, layout.limit)
+        layout.arrange(order, layout.limit)
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._warn_once("the set of ranks changed: per-rank state", "is reset")
         self._dtypes_are_new = True
-        if agreed.complete:
+        if complete:
             self._agreed = runtime.changes, self.group.removals
             counted(self._account.byte_counter, self.algorithm.agreed, model)
             self._resize()
