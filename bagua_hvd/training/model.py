@@ -181,10 +181,9 @@ class Model:
         if not self._algorithm.uses_adam:
             raise ValueError(NOT_DECLARED.format(name=name, what="the optimizer's Adam", remedy="uses_adam = True"))
         try:
-            adam: Adam = self.source.adam()
+            return self.source.adam()
         except ValueError as error:
             raise ValueError(f"{name} cannot serve this optimizer: {error}") from None
-        return adam
 
     # Under loss scaling, gradients are multiplied until just before the step, and so is their state: when the scale
     # changes, the state is rescaled. A step with gradients that are not finite is skipped: the values sent are lost, so

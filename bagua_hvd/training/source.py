@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from bagua_hvd.core.native import TensorView
+from bagua_hvd.training.adam import Adam
 
 
 class Pending(Protocol):
@@ -103,7 +104,7 @@ class Source:
         """The current factor of the loss, and so of the gradients until the step; None: none, as far as is known."""
         return None
 
-    def adam(self) -> Any:
+    def adam(self) -> Adam:
         """The optimizer as an Adam (training/adam.py).
 
         Raises:
