@@ -360,8 +360,12 @@ def _communicating(backwards):
 
     With gradients_untouched only until the ranks have agreed.
     """
-    return [(reducer, backward) for backward in backwards if (reducer := backward._reducer()) is not None
-            and not (backward.gradients_untouched and reducer.agreed)]
+    found = []
+    for backward in backwards:
+        reducer = backward._reducer()
+        if reducer is not None and not (backward.gradients_untouched and reducer.agreed):
+            found.append((reducer, backward))
+    return found
 
 
 def _order(pairs):

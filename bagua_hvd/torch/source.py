@@ -383,7 +383,11 @@ class TorchSource(Source):
             elif reduced is not gradient:
                 gradient.copy_(reduced)
         self._untouched.clear()     # the core updates no versions: zeros may now hold other ranks' values
-        self._reduced = next(((p, weakref.ref(p.grad)) for p in self.parameters if p.grad is not None), None)
+        self._reduced = None
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._reduced = parameter, weakref.ref(parameter.grad)
+                break
         if self.op == Sum:
             self._adds = False
             self._sums = {index: (weakref.ref(parameter.grad), parameter.grad._version)
