@@ -30,15 +30,13 @@ class Codes:
 
     Args:
         count: values in one code. sums: whether wait() sums the codes of the ranks, or concatenates them.
-        codes: the sent bytes, kept alive.
     """
 
-    def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, codes: np.ndarray, sums: bool) -> None:
+    def __init__(self, operation: Posted, count: int, codec: Codec, dtype: Any, sums: bool) -> None:
         self._operation = operation
         self._count = count
         self._codec = codec
         self._dtype = dtype
-        self._codes = codes
         self._sums = sums
         self._received: list[np.ndarray] | None = None
 
@@ -100,7 +98,7 @@ def reducescatter(values: np.ndarray, group: ProcessSet, codec: Codec, name: str
         raise ValueError(f"reducescatter: shape {values.shape} is not flat, or not to be shared by {size} ranks evenly")
     parts = values.reshape(size, -1)
     codes: np.ndarray = np.stack([_encoded(codec, part, (seed + place) % 2**64) for place, part in enumerate(parts)])
-    return Codes(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, codes, sums=True)
+    return Codes(_post(native.ALLTOALL, codes, group, name), parts.shape[1], codec, values.dtype, sums=True)
 
 
 def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, seed: int = 0) -> Codes:
@@ -114,7 +112,7 @@ def allgather(values: np.ndarray, group: ProcessSet, codec: Codec, name: str, se
     if values.ndim != 1:
         raise ValueError(f"allgather: shape {values.shape} is not flat")
     codes = _encoded(codec, values, seed)[None]
-    return Codes(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, codes, sums=False)
+    return Codes(_post(native.ALLGATHER, codes, group, name), values.size, codec, values.dtype, sums=False)
 
 
 def _encoded(codec: Codec, values: np.ndarray, seed: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import keras
 
 from bagua_hvd.core.native import TensorView
 from bagua_hvd.training.adam import Adam, AdamMember
-from bagua_hvd.training.source import NoSource
+from bagua_hvd.training.source import Source
 
 # Options of apply() beyond Adam's formula, which an algorithm would ignore.
 _UNSERVED = ("amsgrad", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "gradient_accumulation_steps",
@@ -107,7 +107,7 @@ class KerasSource(Adam):
         """Does nothing: the caller that lets the algorithm update the weights advances `iterations`, once for all."""
 
 
-class Unbuilt(NoSource):
+class Unbuilt(Source):
     """An optimizer before its first step, for algorithms that check whether they can serve it. optimizer: or None."""
 
     def __init__(self, optimizer: Any) -> None:

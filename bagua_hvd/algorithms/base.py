@@ -235,9 +235,7 @@ def error_state(bucket: Bucket, group: ProcessSet, hierarchical: bool = False, s
     scaled: the encoded values include loss scaling, as gradients do. count: number of elements; None: all.
     """
     shape = bucket.count if count is None else count, group.size(), hierarchical
-    state: ErrorState = bucket.state.keep(name, lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape),
-                                          scaled=scaled)
-    return state
+    return bucket.state.keep(name, lambda: ErrorState(*shape), fits=lambda kept: kept.fits(*shape), scaled=scaled)
 
 
 def without_loss(bucket: Bucket) -> Codec:

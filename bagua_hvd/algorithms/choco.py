@@ -39,8 +39,7 @@ def replicas_of(bucket: Bucket, group: ProcessSet, hierarchical: bool) -> Replic
             d_lp_s(x, group, float32, replicas, hierarchical=hierarchical, name=f"{bucket.name}.replicas").wait()
         return replicas
 
-    replicas: Replicas = bucket.state.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))
-    return replicas
+    return bucket.state.keep("replicas", make, fits=lambda kept: kept.fits(bucket.count))
 
 
 class Choco(LocalSteps):

@@ -264,6 +264,5 @@ def _sum_in_flight(fragment: Fragment) -> SumInFlight:
             sent.wait_all()
         return SumInFlight(theta.size, theta.dtype)
 
-    kept: SumInFlight = fragment.bucket.state.keep(f"travelling.{fragment.p}", make, shared=True,
-                                                   fits=lambda kept: kept.count == theta.size)
-    return kept
+    return fragment.bucket.state.keep(f"travelling.{fragment.p}", make, shared=True,
+                                      fits=lambda kept: kept.count == theta.size)

@@ -38,20 +38,18 @@ class _Compact(pickle.Pickler):
         return NotImplemented
 
 
-def _compact(sample):
+def _pickled(pickler, sample):
     file = io.BytesIO()
-    _Compact(file, 4).dump(sample)
-    return pickle.loads(file.getvalue())
+    pickler(file, 4).dump(sample)
+    return file.getvalue()
 
 
 def _digest(sample):
     """A digest of the sample; None if it cannot be pickled, or its arrays are not in this host's memory."""
-    file = io.BytesIO()
     try:
-        _Digested(file, 4).dump(sample)
+        return hashlib.sha256(_pickled(_Digested, sample)).hexdigest()
     except Exception:
         return None
-    return hashlib.sha256(file.getvalue()).hexdigest()
 
 
 class CachedDataset:
@@ -142,7 +140,7 @@ class CachedDataset:
 
     def _store(self, key, sample):
         if self.cache.eviction_policy != "none" or self.cache.volume() < self.cache.size_limit:
-            self.cache.set(key, _compact(sample))
+            self.cache.set(key, pickle.loads(_pickled(_Compact, sample)))
         else:
             self._warn(f"is full: it has {len(self.cache)} entries, and size_limit is {self.cache.size_limit} bytes: "
                        "other samples are loaded each time")

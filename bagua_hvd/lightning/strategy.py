@@ -4,7 +4,7 @@ torch.distributed remains for metrics, `sync_dist` and signals; bagua_hvd sends 
 """
 import contextlib
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -17,48 +17,9 @@ from bagua_hvd.torch.optimizer import DistributedOptimizer
 from bagua_hvd.torch.wrapping import gathered
 
 
-def environment_of(given: Any) -> Any:
-    """The ClusterEnvironment for a strategy, given one or None: Lightning does not detect baguarun."""
-    return BaguarunEnvironment() if given is None and BaguarunEnvironment.detect() else given
-
-
-def refuse(strategy: Any, options: Iterable[str]) -> None:
-    """Raises ValueError if there are options of DistributedDataParallel."""
-    if given := ", ".join(sorted(options)):
-        raise ValueError(f"{type(strategy).__name__} does not use DistributedDataParallel, so its options have no "
-                         f"effect: remove {given}. Unused parameters need no option; use algorithm= instead of a hook")
-
-
-def before_connecting(strategy: Any) -> None:
-    """Checks before Lightning makes its process group.
-
-    Raises:
-        ValueError: baguarun's ranks are not those that Lightning expects.
-    """
-    environment = strategy.cluster_environment
-    if isinstance(environment, BaguarunEnvironment):        # Lightning calls it only for its own choice
-        environment.validate_settings(strategy.num_processes, strategy.num_nodes)
-
-
 def same_weights(module: torch.nn.Module) -> None:
     """Broadcasts rank 0's parameters and buffers; like DDPStrategy, not the results of get_extra_state()."""
     broadcast_parameters({name: value for name, value in module.state_dict().items() if torch.is_tensor(value)}, 0)
-
-
-def wrap(optimizer: Any, module_names: Any, algorithm: Any, options: dict) -> Any:
-    """Wraps an optimizer in a DistributedOptimizer.
-
-    Args:
-        module_names: parameter -> its name in its module; if one is missing, or two are equal, as in two modules of
-            Fabric, all are named by position.
-        options: further arguments of DistributedOptimizer.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    named = None
-    names = {module_names.get(parameter) for parameter in parameters}
-    if None not in names and len(names) == len(parameters):
-        named = [(module_names[parameter], parameter) for parameter in parameters]
-    return DistributedOptimizer(optimizer, named_parameters=named, algorithm=algorithm, **options)
 
 
 def no_sync(optimizers: Any) -> contextlib.ExitStack:
@@ -67,11 +28,6 @@ def no_sync(optimizers: Any) -> contextlib.ExitStack:
     for optimizer in optimizers:
         stack.enter_context(optimizer.no_sync())
     return stack
-
-
-def state_of(optimizer: Any) -> dict:
-    """The optimizer's state_dict with the algorithm's state of every rank. Collective."""
-    return gathered(optimizer.state_dict(), optimizer.process_set)
 
 
 def cloned(state: dict) -> dict:
@@ -103,9 +59,61 @@ _DDPStrategy: Any = of_pytorch("strategies").DDPStrategy
 _FabricDDPStrategy: Any = of_fabric("strategies").DDPStrategy
 _BackwardSyncControl: Any = of_fabric("strategies.strategy")._BackwardSyncControl
 LightningOptimizer: Any = of_pytorch("core.optimizer").LightningOptimizer
+_Base: Any = object         # at run time a DDPStrategy of Lightning follows
 
 
-class BaguaStrategy(_DDPStrategy):
+class _OfOptimizers(_Base):
+    """The part of both strategies that wraps optimizers and starts the runtime; see BaguaStrategy."""
+
+    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
+                 **kwargs: Any) -> None:
+        if cluster_environment is None and BaguarunEnvironment.detect():        # Lightning does not detect it
+            cluster_environment = BaguarunEnvironment()
+        super().__init__(cluster_environment=cluster_environment, **kwargs)
+        options = sorted(self._ddp_kwargs)
+        if getattr(self, "_ddp_comm_hook", None) is not None:
+            options.append("ddp_comm_hook")
+        if options:
+            raise ValueError(f"{type(self).__name__} does not use DistributedDataParallel, so its options have no "
+                             f"effect: remove {', '.join(options)}. Unused parameters need no option; use algorithm= "
+                             "instead of a hook")
+        self._algorithm = algorithm
+        self._optimizer_options = optimizer_options or {}
+
+    def _connect(self, connect: Any) -> None:
+        """Makes Lightning's process group by connect(), and starts the runtime among its ranks.
+
+        Raises:
+            ValueError: baguarun's ranks are not those that Lightning expects.
+        """
+        environment = self.cluster_environment
+        if isinstance(environment, BaguarunEnvironment):        # Lightning calls it only for its own choice
+            environment.validate_settings(self.num_processes, self.num_nodes)
+        connect()
+        process_set_of()
+
+    def _wrap(self, optimizer: Any, module_names: Any) -> Any:
+        """Wraps an optimizer in a DistributedOptimizer.
+
+        module_names: parameter -> its name in its module; if one is missing, or two are equal, as in two modules of
+            Fabric, all are named by position.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        named = None
+        names = {module_names.get(parameter) for parameter in parameters}
+        if None not in names and len(names) == len(parameters):
+            named = [(module_names[parameter], parameter) for parameter in parameters]
+        return DistributedOptimizer(optimizer, named_parameters=named, algorithm=self._algorithm,
+                                    **self._optimizer_options)
+
+    def _state_of(self, optimizer: Any, otherwise: Any) -> Any:
+        """The state_dict() of a wrapped optimizer with the algorithm's state of every rank, or otherwise(optimizer)."""
+        if hasattr(optimizer, "reducer"):
+            return gathered(optimizer.state_dict(), optimizer.process_set)
+        return otherwise(optimizer)
+
+
+class BaguaStrategy(_OfOptimizers, _DDPStrategy):
     """Data parallel training with an algorithm of bagua_hvd.
 
     Processes are started as by "ddp": by the Trainer, torchrun, Slurm, or baguarun.
@@ -121,18 +129,10 @@ class BaguaStrategy(_DDPStrategy):
     strategy_name = "bagua"
     optimizers: Any             # a property
 
-    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
-                 **kwargs: Any) -> None:
-        super().__init__(cluster_environment=environment_of(cluster_environment), **kwargs)
-        refuse(self, [*self._ddp_kwargs, *(["ddp_comm_hook"] if self._ddp_comm_hook is not None else [])])
-        self._algorithm = algorithm
-        self._optimizer_options = optimizer_options or {}
-        self._evaluation: contextlib.ExitStack | None = None
+    _evaluation: contextlib.ExitStack | None = None
 
     def setup_distributed(self) -> None:
-        before_connecting(self)
-        super().setup_distributed()
-        process_set_of()            # starts the runtime among these ranks
+        self._connect(super().setup_distributed)
 
     def configure_ddp(self) -> None:
         """Leaves the model as it is, and gives all ranks rank 0's weights."""
@@ -143,7 +143,7 @@ class BaguaStrategy(_DDPStrategy):
         names = {parameter: name for name, parameter in self.lightning_module.named_parameters()}
         wrapped: list = []
         for optimizer in self.optimizers:
-            new = wrap(optimizer, names, self._algorithm, self._optimizer_options)
+            new = self._wrap(optimizer, names)
             for config in self.lr_scheduler_configs:
                 if getattr(config.scheduler, "optimizer", None) is optimizer:
                     config.scheduler.optimizer = new
@@ -186,7 +186,7 @@ class BaguaStrategy(_DDPStrategy):
     def optimizer_state(self, optimizer: Any) -> dict:
         if isinstance(optimizer, LightningOptimizer):
             optimizer = optimizer._optimizer
-        return state_of(optimizer) if hasattr(optimizer, "reducer") else super().optimizer_state(optimizer)
+        return self._state_of(optimizer, super().optimizer_state)
 
     def teardown(self) -> None:
         """Ends communication, in the background and by backward passes over the model.
@@ -217,7 +217,7 @@ class _NoSync(_BackwardSyncControl):
                               if any(p in own for group in optimizer.param_groups for p in group["params"]))
 
 
-class BaguaFabricStrategy(_FabricDDPStrategy):
+class BaguaFabricStrategy(_OfOptimizers, _FabricDDPStrategy):
     """Data parallel training with an algorithm of bagua_hvd: `Fabric(strategy=BaguaFabricStrategy("bytegrad"))`.
 
     Args:
@@ -226,21 +226,15 @@ class BaguaFabricStrategy(_FabricDDPStrategy):
         ValueError: an option of DistributedDataParallel is given, which is not used.
     """
 
-    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
-                 **kwargs: Any) -> None:
-        super().__init__(cluster_environment=environment_of(cluster_environment), **kwargs)
-        refuse(self, self._ddp_kwargs)
-        self._algorithm = algorithm
-        self._optimizer_options = optimizer_options or {}
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.
         self._names: Any = WeakTensorKeyDictionary()
         self._wrapped: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self._backward_sync_control = _NoSync(self._wrapped)
 
     def _setup_distributed(self) -> None:
-        before_connecting(self)
-        super()._setup_distributed()
-        process_set_of()            # starts the runtime among these ranks
+        self._connect(super()._setup_distributed)
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """Returns the module itself, with rank 0's weights."""
@@ -250,12 +244,12 @@ class BaguaFabricStrategy(_FabricDDPStrategy):
 
     def setup_optimizer(self, optimizer: Any) -> Any:
         """Returns its DistributedOptimizer. Set up the modules first."""
-        wrapped = wrap(optimizer, self._names, self._algorithm, self._optimizer_options)
+        wrapped = self._wrap(optimizer, self._names)
         self._wrapped[wrapped] = None
         return wrapped
 
     def get_optimizer_state(self, optimizer: Any) -> dict:
-        return state_of(optimizer) if hasattr(optimizer, "reducer") else super().get_optimizer_state(optimizer)
+        return self._state_of(optimizer, super().get_optimizer_state)
 
     def get_module_state_dict(self, module: torch.nn.Module) -> dict:
         """The module's state; the mean if modules differ between ranks. Collective, as fabric.save() is."""

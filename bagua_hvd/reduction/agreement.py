@@ -7,7 +7,7 @@ is the same on all ranks. One run of a tf.compat.v1 graph uses Reducers in any o
 import re
 import weakref
 from collections.abc import Callable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from bagua_hvd.collectives.objects import extremes
@@ -17,7 +17,6 @@ from bagua_hvd.job.process_sets import ProcessSet
 from bagua_hvd.job.runtime import runtime
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model
-from bagua_hvd.training.source import Source
 
 DIFFERENT_VARIABLES = "Ranks have gradients for different variables, {counts}; this rank has them for {names}"
 DIFFERENT_NAMES = (
@@ -67,35 +66,24 @@ def _numbered(part: str) -> tuple[str, int]:
     return (match[1], int(match[2])) if match else (part, 0)
 
 
-class Agreed(NamedTuple):
-    """The facts that all ranks have agreed on.
+def agree(layout: Any, model: Model, order: Sequence[int],
+          following: Set[int]) -> tuple[dict[int, int], list[int], set[int], bool]:
+    """Exchanges facts with the other ranks of the model's group; collective.
 
-    sparse: gradients that are sparse on any rank -> the number of their sparse leading dimensions.
-    order: all gradients in the order of the buckets. step: the latest.
-    differ: ranks are in different steps, have different orders, or only some of them have state.
-    own_differs: only some have state of their own. following: see agree(); the union over the ranks.
-    complete: no rank was in join(), so all have contributed.
-    """
-
-    sparse: dict[int, int]
-    order: list[int]
-    step: int
-    differ: bool
-    own_differs: bool
-    following: set[int]
-    complete: bool
-
-
-def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Source, order: Sequence[int],
-          model: Model, following: Set[int]) -> Agreed:
-    """Exchanges facts with the other ranks of the group; collective.
+    If ranks are in different steps, have different orders, or only some of them have state, all continue from the
+    latest step, without earlier state.
 
     Args:
-        name: of the gradients. order: this rank's.
+        layout: the Layout of the gradients. order: this rank's.
         following: offsets of the numbers of later optimizers with windows that end in the same pass.
+    Returns:
+        (gradients that are sparse on any rank -> the number of their sparse leading dimensions; all gradients as they
+        became ready in the first backward pass, so that buckets hold those that become ready together; the union of
+        `following` over the ranks; whether all have contributed, because no rank was in join()).
     Raises:
         HorovodInternalError: on all ranks, if their gradients are for different variables.
     """
+    name, members, group, source = layout.name, layout.members, model.group, model.source
     size, count = group.size(), len(members)
     present = [int(rank == group.rank()) for rank in range(size)]
     sparse = [source.sparse_dim(index) for index in range(count)]
@@ -118,15 +106,14 @@ def agree(name: str, group: ProcessSet, members: Sequence[Member], source: Sourc
         raise _different_variables(name, group, members)
     of_ranks, of_sparse, of_places = facts[:size], facts[size:size + count], facts[size + count:size + 2 * count]
     of_following, (step, own, kept) = facts[size + 2 * count:-3], facts[-3:]
-    return Agreed(
-        sparse={index: largest for index, (largest, _) in enumerate(of_sparse) if largest},
-        order=sorted(range(count), key=lambda index: (of_places[index][0], index)),
-        step=step[0],
-        differ=any(largest != smallest for largest, smallest in (*of_places, step, kept)),
-        own_differs=own[0] != own[1],
-        following={behind + 1 for behind, (largest, _) in enumerate(of_following) if largest},
-        complete=all(largest for largest, _ in of_ranks),
-    )
+    differ = any(largest != smallest for largest, smallest in (*of_places, step, kept))
+    if differ or own[0] != own[1]:
+        model.step = step[0]
+        model.drop_state(shared=differ)
+    return ({index: largest for index, (largest, _) in enumerate(of_sparse) if largest},
+            sorted(range(count), key=lambda index: (of_places[index][0], index)),
+            {behind + 1 for behind, (largest, _) in enumerate(of_following) if largest},
+            all(largest for largest, _ in of_ranks))
 
 
 def _different_names(name: str, group: ProcessSet, members: Sequence[Member],

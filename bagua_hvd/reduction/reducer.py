@@ -85,7 +85,6 @@ class Reducer:
         pending: gradients have been computed and not yet synchronized.
         synchronized: all gradients have been communicated since the last backward pass, and no step has used them.
         accumulating: backward passes only add to the gradients; see no_sync().
-        passes: see Args.
         following: numbers of the group's later optimizers whose windows have as many passes and end in the same
             backward pass. Once the ranks have agreed: the union over the ranks.
         key: by which ranks match it, see agreement.py.
@@ -193,10 +192,7 @@ class Reducer:
         self._begin_window()
 
     def reduce_added(self, first: int) -> None:
-        """Reduces the gradients from `first` on in full precision: no hook has seen their first backward pass.
-
-        Collective. Raises: HorovodInternalError: ranks disagreed, or one was lost.
-        """
+        """Reduces the gradients from `first` on in full precision: no hook has seen their first pass. Collective."""
         buckets = [bucket for bucket in self.buckets if any(index >= first for index in bucket.members)]
         try:
             for bucket in buckets:
@@ -250,9 +246,7 @@ class Reducer:
     def set_weight(self, weight: Any) -> None:
         """Makes the next window a weighted average, with `weight` for this rank; collective.
 
-        Raises:
-            ValueError: the algorithm does not average gradients. A wrong weight fails the window, on all ranks.
-            HorovodInternalError: ranks disagreed, or one was lost.
+        ValueError: the algorithm does not average gradients. A wrong weight fails the window, on all ranks.
         """
         check_weighable(self.algorithm)
         self._weight = self._posted_weight = Weight(weight, f"gradients.{self.number}.weight", self.group,
@@ -355,18 +349,11 @@ class Reducer:
             raise
 
     def _agree(self):
-        """Agrees with the other ranks on:
+        """Brings gradients, step and state to what the ranks agree on: see agree().
 
-        - which gradients are sparse on any rank; all others count as dense from then on,
-        - the order of gradients: buckets hold those that become ready together, in the first backward pass,
-        - the step, and whether there is earlier state: perhaps only some ranks have loaded a checkpoint, and ranks of
-          an elastic job come and go. If ranks differ, all continue from the latest step, without that state.
-
-        A rank in join() contributes nothing: then the agreement is repeated in the next step, until all have taken
-        part. So all ranks agree in the same step, and none waits for one that has agreed before.
-
-        Raises:
-            HorovodInternalError: on all ranks, if their gradients are for different variables.
+        Perhaps only some ranks have loaded a checkpoint, and ranks of an elastic job come and go. A rank in join()
+        contributes nothing: then the agreement is repeated in the next step, until all have taken part. So all ranks
+        agree in the same step, and none waits for one that has agreed before.
         """
         model, layout = self.model, self._layout
         registered_id(self.group)       # else it has been removed
@@ -376,21 +363,18 @@ class Reducer:
         had_state = model.kinds_of_state()[0]
         model.settle()
         settled = self._ready is None or model.kinds_of_state()[1]
-        agreed = counted(self._account.byte_counter, agree, layout.name, self.group, layout.members, self._source,
-                         layout.order(None if settled else self._ready), model,
-                         {number - own for number in self.following})
-        self.following = {number + own for number in agreed.following}
-        for index, sparse_dim in agreed.sparse.items():
+        sparse, order, following, complete = counted(
+            self._account.byte_counter, agree, layout, model, layout.order(None if settled else self._ready),
+            {number - own for number in self.following})
+        self.following = {number + own for number in following}
+        for index, sparse_dim in sparse.items():
             self._set_sparse(index, sparse_dim)
-        if agreed.differ or agreed.own_differs:
-            model.step = agreed.step
-            model.drop_state(shared=agreed.differ)
-        layout.arrange(agreed.order, layout.limit)
+        layout.arrange(order, layout.limit)
         self._ready = None
         if had_state and not model.kinds_of_state()[0]:
             self._warn_once("the set of ranks changed: per-rank state", "is reset")
         self._dtypes_are_new = True
-        if agreed.complete:
+        if complete:
             self._agreed = runtime.changes, self.group.removals
             counted(self._account.byte_counter, self.algorithm.agreed, model)
             self._resize()
@@ -456,10 +440,7 @@ class Reducer:
     def arrive(self) -> None:
         """With delay=1: waits for the window in flight, which then is state of the model. Else does nothing.
 
-        A window in flight at shutdown is lost on all ranks, which start again with zeros.
-
-        Raises:
-            HorovodInternalError: ranks disagreed, or one was lost; the window is lost.
+        A window that fails, or is in flight at shutdown, is lost on all ranks, which start again with zeros.
         """
         if self._late is None:
             return
@@ -543,11 +524,7 @@ class Reducer:
         return bool(extremes([int(local())], f"{self._layout.name}.overflow", self.group)[0][0])
 
     def before_step(self) -> None:
-        """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step.
-
-        Raises:
-            HorovodInternalError: ranks disagreed, or one was lost.
-        """
+        """Lets the algorithm write the weights, once a step: gradients are complete, the optimizer is about to step."""
         if self._phase != _BEGUN:
             return
         self._phase = _PREPARED

@@ -29,21 +29,18 @@ def check_weighable(algorithm: Algorithm | None) -> None:
 
 def check_alone(weight: Any) -> None:
     """Raises ValueError if the weight of a rank without communication is wrong or 0."""
-    if not _is_right(_number(weight)):
+    if math.isnan(_number(weight)):
         raise ValueError(WRONG.format(who="this rank gave", weight=weight))
     if weight == 0:
         raise ValueError(ALL_ZERO)
 
 
 def _number(weight: Any) -> float:
-    try:
-        return float(weight)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def _is_right(weight: float) -> bool:
-    return 0 <= weight < math.inf
+    """The weight as a number; NaN if it is wrong."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if 0 <= (number := float(weight)) < math.inf:
+            return number
+    return math.nan
 
 
 class Weight:
@@ -61,7 +58,7 @@ class Weight:
             with suppress(HorovodInternalError):    # of a job that has ended; a rank that is lost now is met below
                 earlier.wait()
         self._given, self._weight, self._size = weight, _number(weight), group.size()
-        self._sums = np.array([self._weight, 0, 0] if _is_right(self._weight) else [0, 1, group.rank()], np.float64)
+        self._sums = np.array([0, 1, group.rank()] if math.isnan(self._weight) else [self._weight, 0, 0], np.float64)
         self._operation = c_fp_s(self._sums, group, average=False, name=name)
 
     def wait(self) -> None:

@@ -33,10 +33,8 @@ class HorovodAllreduce(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, average: Any, name: str | None, op: int, prescale_factor: float,
                 postscale_factor: float, process_set: ProcessSet) -> Any:
         op = handle_average_backwards_compatibility(op, average)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return rules.allreduce(
-            frontend, tensor, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-        ).wait()
+        ctx.arguments = arguments = op, prescale_factor, postscale_factor, process_set
+        return rules.allreduce(frontend, tensor, False, name, *arguments, blocking=True).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -51,10 +49,8 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     def forward(ctx: Any, average: Any, name: str | None, op: int, prescale_factor: float, postscale_factor: float,
                 process_set: ProcessSet, *tensors: Any) -> Any:
         op = handle_average_backwards_compatibility(op, average)
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        return rules.grouped_allreduce(
-            frontend, tensors, False, name, op, prescale_factor, postscale_factor, process_set, blocking=True
-        ).wait()
+        ctx.arguments = arguments = op, prescale_factor, postscale_factor, process_set
+        return rules.grouped_allreduce(frontend, tensors, False, name, *arguments, blocking=True).wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -123,9 +119,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
-        output, received_splits = rules.alltoall(
-            frontend, tensor, splits, name, process_set, blocking=True
-        ).wait()
+        output, received_splits = rules.alltoall(frontend, tensor, splits, name, process_set, blocking=True).wait()
         ctx.rows = tensor.shape[0]
         ctx.process_set = process_set
         ctx.received_splits = received_splits
@@ -153,10 +147,8 @@ class HorovodReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet,
                 prescale_factor: float, postscale_factor: float) -> Any:
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return rules.reducescatter(
-            frontend, tensor, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
+        ctx.arguments = arguments = op, process_set, prescale_factor, postscale_factor
+        return rules.reducescatter(frontend, tensor, name, *arguments, blocking=True).wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -170,10 +162,8 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, op: int, process_set: ProcessSet, prescale_factor: float,
                 postscale_factor: float, *tensors: Any) -> Any:
-        ctx.arguments = (op, process_set, prescale_factor, postscale_factor)
-        return rules.grouped_reducescatter(
-            frontend, tensors, name, op, process_set, prescale_factor, postscale_factor, blocking=True
-        ).wait()
+        ctx.arguments = arguments = op, process_set, prescale_factor, postscale_factor
+        return rules.grouped_reducescatter(frontend, tensors, name, *arguments, blocking=True).wait()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

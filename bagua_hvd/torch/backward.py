@@ -15,6 +15,7 @@ its gradients are sent after the outer pass, because a module that is used again
 Hooks run on the thread that the engine has for the device; one pass at a time. If the parameters lie on several
 devices, a lock serializes the hooks.
 """
+import functools
 import gc
 import itertools
 import sys
@@ -144,8 +145,8 @@ class Backward:
                 if parameter.grad is None:
                     handles.append(self._source.begin_with_zeros(index, node))
                 if self._source.op == Sum:
-                    handles.append(node.register_prehook(self._before_accumulation(index)))
-            handles.append(parameter.register_post_accumulate_grad_hook(self._after_accumulation(index)))
+                    handles.append(node.register_prehook(functools.partial(self._accumulates, index)))
+            handles.append(parameter.register_post_accumulate_grad_hook(functools.partial(self._accumulated, index)))
             self._link_shared_parameters(parameter, self._source.names[index])
         self._at_the_end(handles, nodes)
 
@@ -162,18 +163,12 @@ class Backward:
 
     def _hook_frozen(self, frozen):
         """Hooks frozen parameters: a pass over parameters unfrozen since then must also end, with add_unfrozen()."""
-        @uncompiled
-        def gradient_accumulated(_):
-            with self._lock:
-                end = self._end() or self._await_end()
-                if end is not None:
-                    self._reducer().mark_pending()
-
         handles = []
         for name, parameter in frozen:
             if parameter.is_floating_point() or parameter.is_complex():     # others never require a gradient
                 parameter.requires_grad_(True)      # PyTorch takes hooks only on such
-                handles.append(parameter.register_post_accumulate_grad_hook(gradient_accumulated))
+                hook = functools.partial(self._accumulated, None)
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))
                 parameter.requires_grad_(False)
                 self._frozen[name] = parameter, handles[-1]
         self._at_the_end(handles, [])
@@ -210,24 +205,24 @@ class Backward:
                              for name, parameter in named if parameter.requires_grad])
         self.register(first)
 
-    def _after_accumulation(self, index):
-        @uncompiled
-        def gradient_accumulated(parameter):
-            with self._lock:
-                end = self._end() or self._await_end()
-                if end is not None:
-                    if parameter.grad is None and self._reduces():
-                        raise RuntimeError(TAKEN.format(name=self._source.names[index]))
-                    end.gradient_ready(index, _graph_task() == end.task)
+    @uncompiled
+    def _accumulated(self, index, parameter):
+        """Hook after the accumulation of gradient `index`; None: that of a parameter that was frozen."""
+        with self._lock:
+            end = self._end() or self._await_end()
+            if end is None:
+                return
+            if index is None:
+                self._reducer().mark_pending()
+                return
+            if parameter.grad is None and self._reduces():
+                raise RuntimeError(TAKEN.format(name=self._source.names[index]))
+            end.gradient_ready(index, _graph_task() == end.task)
 
-        return gradient_accumulated
-
-    def _before_accumulation(self, index):
-        @uncompiled
-        def accumulates(_):
-            self._source.take_share(index, adds=True)
-
-        return accumulates
+    @uncompiled
+    def _accumulates(self, index, _):
+        """Hook before the accumulation of gradient `index`."""
+        self._source.take_share(index, adds=True)
 
     def _await_end(self):
         """Asks the engine to call when this pass ends. Returns the _End, or None if the optimizer is gone."""

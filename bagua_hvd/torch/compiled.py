@@ -27,6 +27,7 @@ def _tensors_of(name, value):
 
 
 def _wrong_tensor(function, args, kwargs):
+    """An error that names the wrong argument of a call of `function`; None if all tensors are right."""
     for name, value in arguments_of(function, args, kwargs).items():
         takes = _TENSORS if name != "tensor" else "a torch.Tensor"
         try:
@@ -42,17 +43,6 @@ def _wrong_tensor(function, args, kwargs):
     return None
 
 
-def explained(function: Callable[..., Any], args: Any, kwargs: Any, error: Any) -> Any:
-    """The exception to raise for an error of Python or PyTorch from a call of `function`.
-
-    Returns:
-        A TypeError or ValueError that names the argument; the error itself if the arguments are right.
-    """
-    if isinstance(error, HorovodInternalError):
-        return error
-    return wrong_option(function, args, kwargs) or _wrong_tensor(function, args, kwargs) or error
-
-
 def eager(function: Callable[..., Any]) -> Any:
     """Decorator: torch.compile breaks the graph at a call of `function` and traces nothing inside it.
 
@@ -66,9 +56,11 @@ def eager(function: Callable[..., Any]) -> Any:
             return torch.compiler.disable(function)(*args, **kwargs)
         try:
             return function(*args, **kwargs)
-        except (AttributeError, RuntimeError, TypeError) as error:
-            reason = explained(function, args, kwargs, error)
-            if reason is error:
+        except HorovodInternalError:
+            raise
+        except (AttributeError, RuntimeError, TypeError) as error:      # of Python or PyTorch
+            reason = wrong_option(function, args, kwargs) or _wrong_tensor(function, args, kwargs)
+            if reason is None:
                 raise
             raise reason from error
 

@@ -30,7 +30,7 @@ from bagua_hvd.torch.source import multiply
 from bagua_hvd.torch.sparse import SparseSum
 from bagua_hvd.training.buckets import Bucket, Member
 from bagua_hvd.training.model import Model, is_of
-from bagua_hvd.training.source import NoSource
+from bagua_hvd.training.source import Source
 
 _FOR_EVER = 365 * 86400.0
 
@@ -131,7 +131,7 @@ class State:
             self._runs = type(algorithm).__name__
             if not is_of({"algorithm": self._runs, **self._loaded}, algorithm, group):    # older states do not name it
                 self._loaded, self._scale = {}, 1.0
-            model = Model(f"ddp.{self._number}", NoSource(), group, algorithm)
+            model = Model(f"ddp.{self._number}", Source(), group, algorithm)
             model.step = self._loaded.get("step", 0)
             self._place = group.rank(), group.size()
             self._model = model

@@ -141,10 +141,11 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it is not made of tensors for each parameter")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    is_root = basics.rank() == root_rank
-    name_of_root, of_root, facts, shared = broadcast_object(
-        _describe(optimizer, parameters) if is_root else None, root_rank, "optimizer_state")
     name, sizes = type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups]
+    values, is_root = _values_of(optimizer, parameters), basics.rank() == root_rank
+    shared = optimizer.shared_state() if is_root and hasattr(optimizer, "adopt") else None
+    name_of_root, of_root, facts, shared = broadcast_object(
+        (name, sizes, _facts(values), shared) if is_root else None, root_rank, "optimizer_state")
     if shared and hasattr(optimizer, "adopt") and shared[0] == optimizer.process_set.process_set_id:
         name += f" with {type(optimizer.algorithm).__name__}"
         name_of_root += f" with {shared[1]['algorithm']}"
@@ -155,7 +156,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
         differs = (f"on rank {root_rank} of {of_root}" if of_root != sizes else
                    "another rank has other groups or another optimizer")
         raise ValueError(f"the optimizer {name} has parameter groups of {sizes} parameters, but {differs}")
-    values = _values_of(optimizer, parameters)
     if not is_root:
         device = next((parameter.device for parameter in parameters), "cpu")
         for group, options in zip(optimizer.param_groups, facts["group"].values(), strict=True):
@@ -170,13 +170,6 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int,
     _broadcast_tensors(_tensors_of(facts, values, "optimizer_state"), root_rank)
     if hasattr(optimizer, "adopt"):
         optimizer.adopt(shared)
-
-
-def _describe(optimizer, parameters):
-    """(class name, sizes of the groups, _facts() of the values, shared state of the algorithm)"""
-    shared = optimizer.shared_state() if hasattr(optimizer, "adopt") else None
-    return (type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups],
-            _facts(_values_of(optimizer, parameters)), shared)
 
 
 def _values_of(optimizer, parameters):

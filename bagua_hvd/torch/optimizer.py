@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,18 +56,6 @@ class QAdamOptimizer(torch.optim.Adam):
         self.warmup_steps = warmup_steps
 
 
-class _Protocol:
-    """Flags for the next step, and the parameters; one object for an optimizer and all its proxies."""
-
-    def __init__(self, parameters):
-        self.known = set(map(id, parameters))       # the optimizer's dict of names keeps them alive
-        self.forget()
-
-    def forget(self):
-        self.synchronizes = True            # False within skip_synchronize()
-        self.synchronized_by_user = False
-
-
 class _Distributed(Wrapped):
     """See DistributedOptimizer."""
 
@@ -78,7 +67,10 @@ class _Distributed(Wrapped):
         self.sparse_as_dense = options.sparse_as_dense
         self.process_set = options.process_set
         self.algorithm = options.algorithm
-        self._protocol = _Protocol(self._parameter_names)
+        # One object for the optimizer and all its proxies. The dict of names keeps the known parameters alive;
+        # synchronizes: False within skip_synchronize().
+        self._protocol = SimpleNamespace(known=set(map(id, self._parameter_names)), synchronizes=True,
+                                         synchronized_by_user=False)
         kept = of_this_rank(self.__dict__, options.process_set)     # loaded before wrapping
         optimizer.param_groups[0].pop(STATE_KEY, None)
         self._source = source = TorchSource(self, options.compression, self.sparse_as_dense, self.op, self.process_set)
@@ -304,12 +296,7 @@ class _Distributed(Wrapped):
 
     @eager
     def zero_grad(self, *args, **kwargs):
-        """Like the class's own.
-
-        Raises:
-            AssertionError: gradients are in flight: after backward() with gradients_untouched=True, or in a window of
-            backward_passes_per_step.
-        """
+        """Like the class's own. AssertionError: gradients are in flight, or accumulate until the window ends."""
         if self.reducer is not None:
             if self.reducer.pending:
                 raise AssertionError(
@@ -330,7 +317,7 @@ class _Distributed(Wrapped):
         """Like the class's own; also drops pending communication, and restores the algorithm's state, if any."""
         super().load_state_dict(*args, **kwargs)
         self.param_groups[0].pop(STATE_KEY, None)
-        self._protocol.forget()
+        self._protocol.synchronized_by_user = False
         if self.reducer is not None:
             self.reducer.reset()
             kept = of_this_rank(args[0] if args else kwargs["state_dict"], self.process_set)
@@ -338,7 +325,7 @@ class _Distributed(Wrapped):
 
     def forget_step(self):
         """Drops the step that has begun, and its gradients."""
-        self._protocol.forget()
+        self._protocol.synchronized_by_user = False
         self.reducer.reset()
         super().zero_grad()
 

@@ -120,24 +120,17 @@ def _references(parameter):
     return sys.getrefcount(parameter.grad)
 
 
-@functools.cache
-def _references_of_a_view():
-    """_references() of a gradient that only a bucket's view holds; depends on the version of torch."""
-    parameter = torch.zeros(1, requires_grad=True)
-    parameter.grad = torch.zeros(1)
-    view = frontend.view(parameter.grad, parameter.grad)
-    return _references(parameter) if view else 0
-
-
 # Old builds of PyTorch without CUDA lack it.
 _uses: Any = getattr(torch._C, "_storage_Use_Count", None)
 
 
 @functools.cache
-def _uses_of_one():
-    """_uses() of memory with one tensor in it; depends on the version of torch."""
-    tensor = torch.zeros(1)
-    return _uses(tensor.untyped_storage()._cdata)
+def _of_one():
+    """(_references() of a gradient that only a bucket's view holds, _uses() of its memory), as this torch counts."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    view = frontend.view(parameter.grad, parameter.grad)
+    return (_references(parameter) if view else 0), _uses and _uses(parameter.grad.untyped_storage()._cdata)
 
 
 def _shares_memory(gradient):
@@ -146,12 +139,12 @@ def _shares_memory(gradient):
     For `p.unsqueeze(0)`, or a batch of one, autograd makes `p.grad` a view of a gradient that it also passes on, or
     gives to another parameter.
     """
-    return _uses is None or _uses(gradient.untyped_storage()._cdata) > _uses_of_one()
+    return _uses is None or _uses(gradient.untyped_storage()._cdata) > _of_one()[1]
 
 
 def _is_nobody_elses(parameter):
     """Whether nothing else holds a parameter's gradient or shares its memory, as far as can be seen."""
-    if parameter.grad is None or is_sharded(parameter) or _references(parameter) > _references_of_a_view():
+    if parameter.grad is None or is_sharded(parameter) or _references(parameter) > _of_one()[0]:
         return False
     gradient = parameter.grad
     return gradient.is_cpu and gradient.is_contiguous() and not _shares_memory(gradient)

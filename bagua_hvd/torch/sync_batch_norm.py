@@ -82,11 +82,10 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             ValueError: a lazy BatchNorm has not seen a batch yet; a BatchNorm has a forward() of its own.
         """
-        return cls._converted(module, {})
+        return cls._converted(module, {})       # each module once: it may occur several times
 
     @classmethod
     def _converted(cls, module, replacements):
-        """As convert_sync_batchnorm(). replacements: of modules seen before, since a module may occur several times."""
         if module in replacements:
             return replacements[module]
         replacements[module] = module

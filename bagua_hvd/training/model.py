@@ -30,23 +30,15 @@ class StepTimes(NamedTuple):
 
 
 class Timing:
-    """Timestamps of each step on this rank since the last take(), recorded by the Reducer for tuning/."""
+    """Times of each step on this rank from now on, recorded by the Reducer for tuning/."""
 
     def __init__(self) -> None:
-        self._steps: list[StepTimes] = []
-        self.restart()
-
-    def restart(self) -> None:
-        """Drops all records; a step begins now."""
-        self._steps.clear()
+        self.steps: list[StepTimes] = []
         self._begins(perf_counter_ns())
 
     def _begins(self, now: int) -> None:
         self._began, self._waited, self._backward = now, 0, 0
         self._ready: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._steps)
 
     def ready(self, index: int) -> None:
         """Records that gradient `index` is ready; a later call replaces an earlier one."""
@@ -61,13 +53,8 @@ class Timing:
         """The weights have been updated."""
         now = perf_counter_ns()
         if self._backward:              # else no wait was recorded
-            self._steps.append(StepTimes(now - self._began, self._waited, self._backward, self._ready))
+            self.steps.append(StepTimes(now - self._began, self._waited, self._backward, self._ready))
         self._begins(now)
-
-    def take(self) -> list[StepTimes]:
-        """Returns the recorded steps, and forgets them."""
-        steps, self._steps = self._steps, []
-        return steps
 
 
 NOT_DECLARED = "{name} reads {what} without declaring it: set {remedy} in its class"
@@ -194,10 +181,9 @@ class Model:
         if not self._algorithm.uses_adam:
             raise ValueError(NOT_DECLARED.format(name=name, what="the optimizer's Adam", remedy="uses_adam = True"))
         try:
-            adam: Adam = self.source.adam()
+            return self.source.adam()
         except ValueError as error:
             raise ValueError(f"{name} cannot serve this optimizer: {error}") from None
-        return adam
 
     # Under loss scaling, gradients are multiplied until just before the step, and so is their state: when the scale
     # changes, the state is rescaled. A step with gradients that are not finite is skipped: the values sent are lost, so

@@ -1,15 +1,15 @@
 """The interface by which a front end supplies gradients, weights and the optimizer, by index.
 
-    Source              here: abstract
+    Source              here: what a front end supplies, and what stands for it outside of steps
     TorchSource         torch/source.py: `p.grad` and the parameters
     TensorFlowSource    tensorflow/step.py: arrays that a graph has passed over the bridge
     KerasTorchSource    _keras/torch_reduction.py: Keras on torch
 """
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from bagua_hvd.core.native import TensorView
+from bagua_hvd.training.adam import Adam
 
 
 class Pending(Protocol):
@@ -19,7 +19,7 @@ class Pending(Protocol):
         """Blocks until it is complete. Raises HorovodInternalError: ranks disagreed, or one was lost."""
 
 
-class Source(ABC):
+class Source:
     """The gradients, weights and optimizer of one Reducer. Gradient i is that of weight i, 0, 1, ...
 
     Views are in place (src == dst): the framework sees what the core writes there, at once or after finish() or
@@ -31,16 +31,16 @@ class Source(ABC):
 
     factor: float = 1.0
 
-    @abstractmethod
     def prepare(self, index: int) -> TensorView:
         """Prepares gradient `index` for communication, which reads and writes the TensorView that this returns.
 
         A missing gradient is zeros. Called once for each communication of the gradient; finish() or discard() follows.
         """
+        raise RuntimeError("there is no step, so there are no gradients outside of buckets")
 
-    @abstractmethod
     def gradient(self, index: int) -> TensorView:
         """The TensorView of gradient `index` as it is now, read-only; zeros if there is none."""
+        return self.prepare(index)
 
     def hand_over(self, indices: Iterable[int],
                   memory: list[TensorView] | None) -> tuple[list[TensorView], list[TensorView]] | None:
@@ -53,14 +53,14 @@ class Source(ABC):
         """
         return None
 
-    def cleared(self) -> None:  # noqa: B027  (optional)
+    def cleared(self) -> None:
         """Called when gradients no longer hold the last result, but only this rank's values from now on."""
 
-    @abstractmethod
     def weight(self, index: int) -> TensorView:
         """The TensorView of weight `index` in its current memory."""
+        raise RuntimeError("there is no step, so there are no weights")
 
-    def weight_written(self, index: int) -> None:  # noqa: B027  (optional)
+    def weight_written(self, index: int) -> None:
         """Called after weight(index) was written: copies it to the model if that stores it elsewhere."""
 
     def is_frozen(self, index: int) -> bool:
@@ -90,36 +90,24 @@ class Source(ABC):
         """
         raise NotImplementedError
 
-    def finish(self) -> None:  # noqa: B027
+    def finish(self) -> None:
         """Called when all views hold results: undoes compression and copies. prepare() then begins anew."""
 
     def holds_reduced(self) -> bool:
         """Whether gradients are still those that finish() left, perhaps with later additions."""
         return False
 
-    def discard(self) -> None:  # noqa: B027
+    def discard(self) -> None:
         """Forgets the views, after a failure."""
 
     def loss_scale(self) -> float | None:
         """The current factor of the loss, and so of the gradients until the step; None: none, as far as is known."""
         return None
 
-    def adam(self) -> Any:
+    def adam(self) -> Adam:
         """The optimizer as an Adam (training/adam.py).
 
         Raises:
             ValueError: it is not a supported one; the message says why.
         """
         raise ValueError("this front end has no Adam to share")
-
-
-class NoSource(Source):
-    """The Source outside of steps: before the first one, and where hooks see only buckets."""
-
-    def prepare(self, index: int) -> TensorView:
-        raise RuntimeError("there is no step, so there are no gradients outside of buckets")
-
-    gradient = prepare
-
-    def weight(self, index: int) -> TensorView:
-        raise RuntimeError("there is no step, so there are no weights")

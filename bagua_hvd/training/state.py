@@ -13,9 +13,11 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+_Value = TypeVar("_Value")
 
 
 class _Plain(pickle.Unpickler):
@@ -85,8 +87,8 @@ class State:
         self._loaded: dict[str, Any] = {}
         self._loaded_factor = 1.0   # of scale() since loading
 
-    def keep(self, name: str, make: Callable[[], Any], shared: bool = False,
-             fits: Callable[[Any], bool] | None = None, scaled: bool = False) -> Any:
+    def keep(self, name: str, make: Callable[[], _Value], shared: bool = False,
+             fits: Callable[[_Value], bool] | None = None, scaled: bool = False) -> _Value:
         """Returns the value of this name: kept, or from a checkpoint, or made now.
 
         Args:
@@ -97,7 +99,7 @@ class State:
         """
         if scaled:
             self._scaled.add(name)
-        value = self._values.get(name)
+        value: _Value = self._values.get(name)      # type: ignore[assignment]  # or None
         if value is not None and (fits is None or fits(value)):
             return value
         value = make()
@@ -153,9 +155,7 @@ class State:
 
     def zeros_like(self, name: str, values: np.ndarray, shared: bool = False, scaled: bool = False) -> np.ndarray:
         """A kept array of the size and dtype of a flat one, zeros at first; see keep()."""
-        kept: np.ndarray = self.keep(name, lambda: np.zeros_like(values), shared, lambda kept: kept.size == values.size,
-                                     scaled)
-        return kept
+        return self.keep(name, lambda: np.zeros_like(values), shared, lambda kept: kept.size == values.size, scaled)
 
     def loaded(self, name: str) -> bool:
         """Whether a checkpoint has this name, and nobody has asked for it yet."""

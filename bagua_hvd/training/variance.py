@@ -38,7 +38,7 @@ def share(model: Model, exact: bool) -> None:
         model.source.adam()
     except ValueError:      # another optimizer, which has no variance to share
         return
-    full_steps = model.state.keep("full steps", lambda: np.zeros(1, np.int64), shared=True)
+    full_steps: np.ndarray = model.state.keep("full steps", lambda: np.zeros(1, np.int64), shared=True)
     if full_steps[0] == 0 and exact:       # all steps were exact: the optimizer's own is right
         return
     full_steps[0] = full_steps[0] or model.step

@@ -219,7 +219,7 @@ class Tuner:
         """
         model, mine, count = self._model, self._hysteresis, len(self._plans)
         if model.state.loaded(STATE):
-            kept = model.state.keep(STATE, dict, shared=True)
+            kept: dict[str, Any] = model.state.keep(STATE, dict, shared=True)
             mine = Hysteresis(self._kinds, **kept["choice"] if kept.get("names") == self._names else {})
         latest, *known = (largest for largest, _ in extremes(
             [min(mine.since, _STEPS_MAX - 1) * _PLANS_MAX + mine.plan, *mine.ratios, *mine.barred],
@@ -229,7 +229,6 @@ class Tuner:
         self.plan = self._plans[plan]
         self._begin_anew()
         if model.group.size() > 1 and count > 1:
-            model.timing = Timing()
             self._continues_in = max(MEASURED_AFTER, self._warmup) - 1
         self._keep()
 
@@ -295,14 +294,13 @@ class Tuner:
 
     def _agreed_window(self) -> Generator[int, None, tuple[Window, int, int]]:
         """The largest figures of all ranks in the next window with steps: times, and losses in ppm."""
-        timing = self._model.timing
-        assert timing is not None and self._measured is not None
+        assert self._measured is not None
         steps: list[StepTimes] = []
         while not steps:
-            timing.restart()
+            timing = self._model.timing = Timing()
             self._sampling, self._lost, self._candidate_lost = True, 0, 0
             yield self._window
-            steps = timing.take()
+            steps = timing.steps
         members = {index: member for bucket in self._model.gradients for index, member in bucket.members.items()}
         self._parts = self._cut(members, self._measured.ranks)
         until = points(part.until for parts in self._parts for part in parts)

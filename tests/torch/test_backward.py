@@ -1167,5 +1167,5 @@ def test_hooks_of_several_devices_run_one_at_a_time():
     hooks._end = lambda: end
     for index, parameter in enumerate(parameters):
         parameter.grad = torch.zeros_like(parameter)
-        hooks._after_accumulation(index)(parameter)
+        hooks._accumulated(index, parameter)
     assert taken == [False, False]

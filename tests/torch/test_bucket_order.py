@@ -8,7 +8,7 @@ from bagua_hvd.core import native
 from bagua_hvd.reduction.window import Layout
 from bagua_hvd.training.buckets import Member
 from bagua_hvd.training.model import Model
-from bagua_hvd.training.source import NoSource
+from bagua_hvd.training.source import Source
 
 WIDTH = 64
 SMALL_BUCKETS = {"BAGUA_DEFAULT_BUCKET_SIZE": str(2 * 4 * WIDTH * WIDTH)}       # two layers each
@@ -113,7 +113,7 @@ def test_the_users_groups_stay(run_ranks):
 
 def test_no_bucket_is_empty():
     """A sparse gradient leaves a group for itself: the other names keep their numbers."""
-    model = Model("weights", NoSource(), None, algorithms.get("gradient_allreduce"))
+    model = Model("weights", Source(), None, algorithms.get("gradient_allreduce"))
     layout = Layout(model, 1.0, 1.0)
     layout.rename("gradients")
     members = [Member(str(place), (2,), native.FLOAT32) for place in range(3)]
