@@ -226,8 +226,9 @@ class BaguaFabricStrategy(_OfOptimizers, _FabricDDPStrategy):
         ValueError: an option of DistributedDataParallel is given, which is not used.
     """
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+    def __init__(self, algorithm: Any = None, optimizer_options: dict | None = None, cluster_environment: Any = None,
+                 **kwargs: Any) -> None:
+        super().__init__(algorithm, optimizer_options, cluster_environment, **kwargs)
         # Modules and optimizers that the program has dropped must not live on. Keys are in the order of insertion.
         self._names: Any = WeakTensorKeyDictionary()
         self._wrapped: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
