@@ -22,7 +22,7 @@ from bagua_hvd.runner.common.util.hosts import SlotInfo, is_local
 from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
 from bagua_hvd.runner.reports import Dashboard, Reports
 from bagua_hvd.runner.spawner import Spawner, Task
-from bagua_hvd.runner.ssh.connection import HostOptions, SshSpawner
+from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.network import find_places
 from bagua_hvd.runner.supervisor import Supervisor
 
@@ -174,9 +174,8 @@ def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
         reports = Reports(table)
-        ssh = SshSpawner(options, env)
-        spawner = stack.enter_context(Spawner(ssh))
-        hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
+        spawner = stack.enter_context(Spawner(options, env))
+        hosts = spawner.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
         places, address = find_places(hosts, local, options)
         rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
@@ -197,7 +196,7 @@ def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str
                 console.say(f"baguarun: {describe(slot)}")
         supervisor = Supervisor(console, spawner=spawner, survivors_seconds=survivors, find_cause=reports.cause,
                                 on_end=rendezvous.rank_ended)
-        ssh.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
+        spawner.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
         outcome = supervisor.run(tasks)
         failed = None
         if outcome.failed is not None:

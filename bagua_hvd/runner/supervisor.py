@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bagua_hvd.runner.output import Console, Sink
-from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
+from bagua_hvd.runner.spawner import GRACE_SECONDS, AnyProcess, Spawner, Task
 
 _Result = TypeVar("_Result")
 
-GRACE_SECONDS = 5
 # How long a pipe is read after its process ended: a child that outlives it may hold the pipe open forever.
 _DRAIN_SECONDS = 0.5
 # A process that survives SIGKILL for this long is stuck in the kernel (a dead file server, a driver).

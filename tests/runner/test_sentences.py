@@ -15,8 +15,8 @@ from bagua_hvd.runner.job import OutputOptions
 from bagua_hvd.runner.output import Console
 from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh import network
-from bagua_hvd.runner.ssh.agent import Kind, Reader, pack
 from bagua_hvd.runner.ssh.connection import HostOptions
+from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
 from launcher import ROOT
 
 

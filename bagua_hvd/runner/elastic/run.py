@@ -28,7 +28,7 @@ from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, worke
 from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
 from bagua_hvd.runner.reports import Dashboard, Reports
 from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
-from bagua_hvd.runner.ssh.connection import LOST, HostOptions, SshSpawner
+from bagua_hvd.runner.ssh.connection import LOST, HostOptions
 from bagua_hvd.runner.ssh.network import Reach
 from bagua_hvd.runner.supervisor import GRACE_SECONDS, Outcome, Supervisor
 
@@ -102,16 +102,15 @@ def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticS
         if table:
             console = table.console
             env = {**env, reporting.VARIABLE: "1"}
-        ssh = SshSpawner(options, env)
-        spawner = stack.enter_context(Spawner(ssh))
+        spawner = stack.enter_context(Spawner(options, env))
         rendezvous = stack.enter_context(Rendezvous(secret, address))
         service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
         crew: Crew
         supervisor = Supervisor(console, spawner=spawner, on_exit=lambda *ended: crew.exited(*ended))
-        reach = Reach(ssh, options, supervisor.call)
+        reach = Reach(spawner, options, supervisor.call)
         crew = Crew(command, env, output, supervisor, reach, service, rendezvous, secret_key, console,
                     lambda number, *how: events.put(("ended", number, how)), table)
-        ssh.say = lambda text: crew.say(f"baguarun: {text}")
+        spawner.say = lambda text: crew.say(f"baguarun: {text}")
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
         stack.enter_context(searched(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
