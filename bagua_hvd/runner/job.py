@@ -156,7 +156,7 @@ def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str
         WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
             themselves, and are then stopped. Interrupted: a signal stopped the job.
         ValueError: a variable in `env` is malformed.
-        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or the rendezvous cannot be held.
+        RuntimeError: a host cannot be used, or the rendezvous cannot be held.
         OSError: the output directory cannot be written, or a process cannot be started.
         In all cases no process is left running.
     """

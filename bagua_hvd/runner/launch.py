@@ -21,7 +21,6 @@ from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import is_local, parse_host_files, plan
 from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
-from bagua_hvd.runner.ssh.connection import UnreachableHosts
 
 _START_ERROR = 1
 
@@ -267,10 +266,8 @@ def run_commandline() -> None:
         _fail(f"baguarun: {error}; all processes of the job have ended.", 128 + error.signum)
     except KeyboardInterrupt:
         _fail("baguarun: stopped by SIGINT before the job began.", 130)
-    except UnreachableHosts as error:
-        _fail("\n".join(f"baguarun: error: {line}" for line in str(error).splitlines()), _START_ERROR)
     except (RuntimeError, OSError) as error:
-        _fail(f"baguarun: error: {_describe(error)}", _START_ERROR)
+        _fail("\n".join(f"baguarun: error: {line}" for line in _describe(error).splitlines()), _START_ERROR)
 
 
 def _fail(sentence, exit_code):

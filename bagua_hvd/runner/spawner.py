@@ -14,7 +14,7 @@ from bagua_hvd.job.reporting import PIPE
 from bagua_hvd.runner.common.util.hosts import is_local
 from bagua_hvd.runner.output import Sink
 from bagua_hvd.runner.processes import MARK, Guard, Process, kill_sessions, members, signal_sessions
-from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost, RemoteProcess, UnreachableHosts
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost, RemoteProcess
 from bagua_hvd.runner.ssh.frames import Kind
 
 AnyProcess = Process | RemoteProcess
@@ -104,7 +104,7 @@ class Spawner:
         Args:
             report: called with a line for each host that is ready.
         Raises:
-            UnreachableHosts: not all are ready within the options' timeout.
+            RuntimeError: not all are ready within the options' timeout; a line for each of these.
         """
         began = time.monotonic()
         hosts = [self.host(name) for name in names]
@@ -113,7 +113,7 @@ class Spawner:
                 report(f"{host.name}: connected by ssh")
         errors = [host.error for host in hosts if host.error is not None]
         if errors:
-            raise UnreachableHosts("\n".join(errors))
+            raise RuntimeError("\n".join(errors))
         return hosts
 
     def signal_all(self, signum: int) -> None:

@@ -357,7 +357,3 @@ class RemoteHost:
                     "and bagua_hvd where this one has them")
         return (f"host {self.name} cannot be reached ({words}): check that `{self._options.trial(self.name)}` works "
                 "without asking for anything")
-
-
-class UnreachableHosts(RuntimeError):
-    """Hosts that cannot be used; the message has a line for each."""
