@@ -140,15 +140,16 @@ def _run_static(args):
             way = "here" if is_local(slot.hostname) else "by ssh"
             print(f"{job.describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
-    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    job.run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
+    job.run_static(_job(args, env, options), slots, args.verbose)
 
 
-def _dashboard(args):
-    if args.dashboard and not os.isatty(1):
+def _job(args, env, options):
+    dashboard = bool(args.dashboard)
+    if dashboard and not os.isatty(1):
         _warn("--dashboard has no effect: stdout is not a terminal")
-        return False
-    return bool(args.dashboard)
+        dashboard = False
+    return job.Job(args.command, env, options, args.output_filename, bool(args.prefix_output_with_timestamp),
+                   dashboard=dashboard)
 
 
 def _run_mpi(args):
@@ -185,9 +186,7 @@ def _run_elastic(args):
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
-    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_elastic(args.command, discovery, settings, env, output, options, args.cooldown_range,
-                dashboard=_dashboard(args))
+    run_elastic(_job(args, env, options), discovery, settings, args.cooldown_range)
 
 
 def _run(args):

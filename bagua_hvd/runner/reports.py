@@ -45,20 +45,18 @@ class _Rank:
 class Dashboard:
     """The table, from entering to leaving it.
 
-    Args:
-        slots: SlotInfos of the ranks; those of an elastic job change, see reset_rank().
     Raises:
         RuntimeError: rich is not installed.
     Attributes:
         console: Console for the ranks' output above the table; only within the context.
     """
 
-    def __init__(self, slots: Iterable[SlotInfo] = ()) -> None:
+    def __init__(self) -> None:
         try:
             from rich.live import Live
         except ImportError:
             raise RuntimeError("--dashboard needs rich: run `pip install rich`, or leave it out") from None
-        self._ranks = {slot.rank: _Rank(slot.hostname) for slot in slots}
+        self._ranks: dict[int, _Rank] = {}
         self._live = Live(get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND)
 
     def __enter__(self):
@@ -71,7 +69,7 @@ class Dashboard:
         self._live.__exit__(*exception)
 
     def reset_rank(self, slot: SlotInfo) -> None:
-        """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
+        """Begins the line of a rank, which another process may have taken over; drops lines beyond the size."""
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
 

@@ -115,21 +115,22 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
     nics = interface_names(network_interface, network_interfaces)
     options = job.host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
-    output = job.OutputOptions(None if output_filename is None else os.fspath(output_filename))
+    directory = None if output_filename is None else os.fspath(output_filename)
     function = pickled(python, func, tuple(args), dict(kwargs or {}))
     with FunctionServer(make_secret_key(), function, bound) as server:
         try:
             with _console() as console:
                 if use_mpi:
                     flags = _HorovodArgs(num_proc=num_proc, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
-                                         output_filename=output.directory, mpi_args=mpi_args, nics=nics)
+                                         output_filename=directory, mpi_args=mpi_args, nics=nics)
                     run_by_mpirun(flags, hosts, env, python, server, console)
-                elif elastic:
-                    run_elastic(server.command(python), discovery, settings, env, output, options, cooldown_range,
-                                console, server.secret_key)
                 else:
-                    job.run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
-                                   server.secret_key)
+                    made = job.Job(server.command(python), env, options, directory, console=console,
+                                   secret_key=server.secret_key)
+                    if elastic:
+                        run_elastic(made, discovery, settings, cooldown_range)
+                    else:
+                        job.run_static(made, rank_plan, bool(verbose))
         except job.WorkerFailed as error:
             raise server.explained(error, elastic) from None
         except job.Interrupted as error:
