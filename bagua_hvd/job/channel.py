@@ -38,16 +38,10 @@ def make_secret_key() -> bytes:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a process. worker: its number, or its rank."""
+    """First message of a process. worker: its number, or its rank. again: the connection replaces a broken one."""
 
     worker: int
-
-
-@dataclass(frozen=True)
-class HelloAgain:
-    """First message on a connection that replaces a broken one. worker: as in Hello."""
-
-    worker: int
+    again: bool = False
 
 
 def name_of(kind: type) -> str:

@@ -26,12 +26,7 @@ _CONNECT_SECONDS = 3
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Rank 0's message to the others.
-
-    Attributes:
-        port: of the rendezvous. secret: base64 text; "": every rank has it already. addresses: of rank 0.
-        job: its name, as in Placement.
-    """
+    """Rank 0's message to the others. secret: base64 text; "": every rank has it already. job: as in Placement."""
 
     port: int
     secret: str

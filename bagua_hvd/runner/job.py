@@ -66,9 +66,7 @@ def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, por
                        interface: str = LOOPBACK) -> dict[str, str]:
     """The environment of the rank at `slot`: the launcher's own, `env`, and the variables of the job.
 
-    Args:
-        address, port: of the rendezvous. secret_key: base64 bytes.
-        interface: of the rank's host, for connections to other ranks.
+    address, port: of the rendezvous. interface: of the rank's host, for connections to other ranks.
     """
     # The command has no use for exported shell functions, and older shells fail on their names. Variables of an outer
     # elastic job do not apply to this one.

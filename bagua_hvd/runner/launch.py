@@ -90,11 +90,8 @@ def _check_command(name, env):
 
 
 def _check_algorithm(given):
-    """Checks that an algorithm is one of the package's own, before any rank starts.
-
-    Args:
-        given: from --algorithm: raises ValueError if unknown. None: from BAGUA_ALGORITHM: warns only, since the script
-            may register it.
+    """Raises ValueError if the package has no such algorithm. None: that of BAGUA_ALGORITHM, which the script may
+    register: only warns.
     """
     try:
         from bagua_hvd import algorithms
@@ -363,10 +360,7 @@ def _gpus(built):
 
 
 def check_build(verbose: object) -> None:
-    """Prints the capabilities of this installation. Imports the installed frameworks, so it may take seconds.
-
-    verbose: for compatibility with Horovod.
-    """
+    """Prints the capabilities of this installation. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
     built = lib is not None
     lines = [f"bagua_hvd v{__version__}:", "", "Available Frameworks:"]

@@ -85,11 +85,7 @@ class TextStream:
         self.while_blocked: Callable[[], bool] = lambda: False      # not called: it is not known whether write() blocks
 
     def write(self, data: bytes) -> None:
-        """Writes and flushes all data. Data for a stream that is closed, or whose disk is full, is discarded.
-
-        Raises:
-            BrokenPipeError: as in Descriptor.
-        """
+        """As Descriptor.write(); flushes. Data for a stream that is closed, or whose disk is full, is discarded."""
         if self._broken:
             return
         text = self._decode(data)

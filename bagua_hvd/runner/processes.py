@@ -178,11 +178,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher, then kills its sessions, unless close() is called before.
-
-    Args:
-        mark: processes with this mark are killed, too.
-    """
+    """Outlives the launcher, then kills its sessions and the processes with the mark, unless close() came before."""
 
     def __init__(self, mark: str | None = None) -> None:
         # Without the job's secret; but many Pythons do not start without the loader's variables.

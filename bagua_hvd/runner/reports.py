@@ -194,11 +194,7 @@ class Reports:
                 self._last_writer, self._stderr_tail[None] = None, tail
 
     def cause(self, failures: Sequence[int]) -> int | None:
-        """See first_cause().
-
-        Args:
-            failures: processes in the order of their end. Their names are their ranks.
-        """
+        """See first_cause(). failures: processes in the order of their end. Their names are their ranks."""
         return first_cause(failures[0], {process: self.because_of.get(process) for process in failures})
 
     def circumstances(self, outcome: Outcome) -> str:
@@ -214,11 +210,7 @@ class Reports:
         return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console: Console, rank: int, process: int) -> None:
-        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
-
-        Args:
-            rank, process: those of the WorkerFailed.
-        """
+        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known."""
         text = self._buried_traceback(process)
         if text:
             console.say(f"baguarun: Process {rank} failed first. It had written:")

@@ -253,16 +253,12 @@ class FunctionServer(Server):
     know the job's secret, which is in their environment.
 
     The connections also show which rank failed first: not every mpirun ends a job when a process dies without having
-    called MPI.
-
-        rank to server    hello (its rank; in an elastic job its number), later result (rank, nbytes) or error (nbytes);
-                          the pickled result or the text follows. The server then closes the connection
-        server to rank    function (nbytes; the result of pickled() follows)
+    called MPI. A rank sends Hello (its rank; in an elastic job its number), receives Function, and sends Result or
+    Error; then the server closes the connection.
 
     Args:
         secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
     Attributes:
-        secret_key, host: see Args.
         failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
         unfinished: number of ranks that have not sent everything.
     """
@@ -282,7 +278,6 @@ class FunctionServer(Server):
         return [python, "-m", "bagua_hvd.runner.function_task", f"{','.join(addresses)}:{self.port}"]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks to one rank."""
         said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello)
         await self.serve_rank(said.worker, reader, writer)
 

@@ -130,9 +130,8 @@ class Spawner:
         return any(host.any_left() for host in self._hosts.values())
 
     def kill_all(self) -> None:
-        """Sends SIGKILL to everything that runs; returns when nothing runs on this host any more, and others have
-        reported the ends of their processes, or after _CLOSE_SECONDS. Background processes there end with the
-        connection.
+        """Returns when nothing runs on this host any more, and other hosts have reported the ends of their processes,
+        or after _CLOSE_SECONDS. Background processes there end with the connection.
         """
         kill_sessions(self._sessions, self._mark)
         for host in self._hosts.values():

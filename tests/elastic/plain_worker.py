@@ -30,7 +30,7 @@ def cut():
 def cut_until_training():
     link = elastic_worker.worker.link
     connect = link._connect
-    link._connect = lambda greeting: TRAINS.wait() and connect(greeting)
+    link._connect = lambda again: TRAINS.wait() and connect(again)
     cut()
 
 

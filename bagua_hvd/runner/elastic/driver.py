@@ -130,12 +130,7 @@ class ElasticDriver:
 
     def joined(self, number: int, skip_sync: bool = False, failure: str | None = None,
                silent: int | None = None) -> None:
-        """A worker called init().
-
-        Args:
-            skip_sync: it needs no synchronization of the state. failure: why the last rendezvous failed to connect.
-            silent: the rank of the present generation from which it receives nothing any more.
-        """
+        """A worker called init(); see elastic_worker.Join."""
         worker = self._workers.get(number)
         if worker is None:
             return

@@ -163,10 +163,7 @@ def _handle(driver, event, number, data):
 
 
 class _RankOutput:
-    """One output stream of a worker. Like LineForwarder, but the rank may change.
-
-    The supervisor's loop calls feed() and close(); another thread may set rank.
-    """
+    """One output stream of a worker. Like LineForwarder, but the rank may change; any thread may set it."""
 
     def __init__(self, make, rank):
         self._make = make

@@ -51,11 +51,7 @@ class _LauncherConsole(Console):
 
 
 class Agent:
-    """See the module.
-
-    Args:
-        source, sink: descriptors of the frames.
-    """
+    """See the module. source, sink: descriptors of the frames."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
@@ -97,7 +93,7 @@ class Agent:
             for frame in self._reader.feed(data):
                 if frame[0] == Kind.SIGNAL_ALL:
                     self._on_signal_all(*frame[1:])
-                else:
+                elif frame[0] != Kind.PING:
                     self._frames.append(frame)
 
     def _should_stop(self):
@@ -167,9 +163,6 @@ class Agent:
 
     def _on_finish(self, number, payload):
         self._supervisor.finish()
-
-    def _on_ping(self, number, payload):
-        pass
 
     def _on_exit(self, process, exit_code):
         self._send(Kind.EXIT, process.name, exit_code)

@@ -35,10 +35,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Begin:
-    """The payload of BEGIN: the launcher's version and working directory.
-
-    silence_seconds: after this time of silence the launcher is given up.
-    """
+    """The payload of BEGIN. silence_seconds: after this time of silence the launcher is given up."""
 
     version: str
     folder: str
@@ -69,11 +66,7 @@ def pack(kind: Kind, number: int = 0, payload: Any = None) -> bytes:
 
 
 class Reader:
-    """Splits received bytes into frames.
-
-    Args:
-        after_magic: whether to skip everything up to MAGIC.
-    """
+    """Splits received bytes into frames. after_magic: whether to skip everything up to MAGIC."""
 
     def __init__(self, after_magic: bool = False) -> None:
         self._buffer = bytearray()

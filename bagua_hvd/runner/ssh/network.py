@@ -76,11 +76,7 @@ def _here():
 
 
 class Network:
-    """The addresses at which hosts reach each other, as far as tried. Hosts may join.
-
-    Args:
-        nics: names of allowed interfaces; None: all.
-    """
+    """The addresses at which hosts reach each other, as far as tried. nics: allowed interfaces; None: all."""
 
     def __init__(self, nics: list[str] | None = None) -> None:
         self._nics = nics
