@@ -187,11 +187,7 @@ def _run_elastic(args):
 
 
 def _run(args):
-    """Runs the parsed arguments; returns when all ranks have ended with 0.
-
-    Raises:
-        ValueError: arguments or variables are wrong. WorkerFailed, Interrupted, RuntimeError, OSError: see run_static.
-    """
+    """Runs the parsed arguments; returns when all ranks have ended with 0. ValueError: wrong arguments or variables."""
     if args.check_build:
         check_build(args.verbose)
         return

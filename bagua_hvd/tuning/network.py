@@ -183,10 +183,7 @@ def _ps(codec: Codec) -> tuple[int, int]:
 
 
 def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
-    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures.
-
-    It measures while this process computes, as in training.
-    """
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread measures, as in training."""
     pool = ThreadPoolExecutor(1, "codecs' speeds")
     found = pool.submit(lambda: [_ps(codec) for codec in codecs])
     pool.shutdown(wait=False)
@@ -194,10 +191,7 @@ def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
 
 
 def available_mib() -> int:
-    """MiB that are available without swapping, according to the kernel, and within the container's limit.
-
-    No plan is chosen whose state would not fit.
-    """
+    """MiB that are available without swapping, according to the kernel, and within the container's limit."""
     found = [UNKNOWN_MIB]
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
