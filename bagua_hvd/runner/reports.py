@@ -6,8 +6,7 @@ their output, drawn by rich: figures of hvd.statistics(), and stalled ranks.
 import re
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
@@ -18,6 +17,7 @@ from bagua_hvd.runner.supervisor import Outcome
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
 _TAIL_NBYTES = 1 << 16
+_TAILS_MAX = 4096           # elastic jobs restart workers for weeks
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
@@ -157,8 +157,7 @@ class Reports:
     def __init__(self, dashboard: Dashboard | None = None) -> None:
         self.because_of: dict[int, int | None] = {}
         self._dashboard = dashboard
-        self._stderr_tail: defaultdict[int | None, bytearray] = defaultdict(bytearray)  # by process: its last output
-        self._last_writer: int | None = None
+        self._stderr_tail: dict[int, bytearray] = {}        # by process, the last writer last: its last output
 
     def filter(self, process: int, rank: int, forwarder: Sink) -> Sink:
         """The forwarder of a process's stderr, without the reports."""
@@ -179,19 +178,13 @@ class Reports:
 
     def record_stderr(self, process: int, data: bytes) -> None:
         """Takes output of a process to stderr."""
-        self._last_writer = process
-        tail = self._stderr_tail[process]
+        tail = self._stderr_tail.pop(process, bytearray())
         tail += data[-_TAIL_NBYTES:]
         if len(tail) > 2 * _TAIL_NBYTES:
             del tail[:-_TAIL_NBYTES]
-
-    def forget(self, processes: Iterable[int]) -> None:
-        """Drops what ended processes wrote. Of the one that wrote last it is kept, to compare its last line."""
-        for process in processes:
-            self.because_of.pop(process, None)
-            tail = self._stderr_tail.pop(process, bytearray())
-            if process == self._last_writer:
-                self._last_writer, self._stderr_tail[None] = None, tail
+        self._stderr_tail[process] = tail
+        if len(self._stderr_tail) > _TAILS_MAX:
+            del self._stderr_tail[next(iter(self._stderr_tail))]
 
     def cause(self, failures: Sequence[int]) -> int | None:
         """See first_cause(). failures: processes in the order of their end. Their names are their ranks."""
@@ -222,10 +215,10 @@ class Reports:
 
     def _buried_traceback(self, process):
         """The last traceback of a process, with those that led to it, if other output to stderr followed: bytes."""
-        text = bytes(self._stderr_tail[process])
+        text = bytes(self._stderr_tail.get(process, b""))
         begins = [match.start() for match in _TRACEBACK.finditer(text)]
         # Output that ends with the same line is the same failure.
-        if not begins or self._last_line(process) == self._last_line(self._last_writer):
+        if not begins or self._last_line(process) == self._last_line(next(reversed(self._stderr_tail))):
             return b""
         begin = begins.pop()
         while begins and text[:begin].rstrip().endswith(_GOES_ON):
@@ -233,4 +226,4 @@ class Reports:
         return text[begin:]
 
     def _last_line(self, process):
-        return bytes(self._stderr_tail[process]).rstrip().rpartition(b"\n")[2]
+        return bytes(self._stderr_tail.get(process, b"")).rstrip().rpartition(b"\n")[2]

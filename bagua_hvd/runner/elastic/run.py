@@ -7,7 +7,6 @@ import errno
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
@@ -268,16 +267,6 @@ class Crew:
         self._stopped.add(number)
         if number in self._running:
             self._supervisor.terminate(self._running[number][0], grace_seconds)
-
-    def forget(self, numbers: AbstractSet[int]) -> None:
-        """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
-        self._supervisor.call_soon(lambda: self._forget(numbers))
-
-    def _forget(self, numbers):
-        for number in numbers:
-            self._running.pop(number, None)
-            self._stopped.discard(number)
-        self._job.reports.forget(numbers)
 
     def place(self, number: int, slot: SlotInfo) -> None:
         """From now on the worker's output is printed under the SlotInfo's rank."""
