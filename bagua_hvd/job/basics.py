@@ -19,7 +19,7 @@ from bagua_hvd.job.engines import abandon_mpi, detect, start_mpi
 from bagua_hvd.job.environment import host_hash
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
 from bagua_hvd.job.runtime import *
-from bagua_hvd.job.runtime import context, dynamic_process_sets, job_options, mpi_enabled, runtime
+from bagua_hvd.job.runtime import context, job_options, mpi_enabled, runtime
 from bagua_hvd.job.statistics import figures, serve_metrics, statistics, total
 
 # What scripts find in every front end.
@@ -82,7 +82,7 @@ def _check_repeated(comm, process_sets):
     """ValueError if the running job was started with other arguments; else equal sets become the job's."""
     _check_comm(comm, runtime.options)
     if isinstance(process_sets, str):
-        same = process_sets.lower() == "dynamic" and dynamic_process_sets()
+        same = process_sets.lower() == "dynamic" and job_options().dynamic_process_sets
     else:
         sets = () if isinstance(runtime.process_sets, str) else runtime.process_sets or ()
         known = {tuple(each.ranks): each for each in sets}

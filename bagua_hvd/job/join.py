@@ -158,7 +158,7 @@ def _reached_address(message):
     try:
         with closing(probe.connect([[address, message.port] for address in message.addresses], secret,
                                    _CONNECT_SECONDS)) as connection:
-            return connection.remote_host
+            return connection.socket.getpeername()[0]
     except OSError as error:
         raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)} ({error}): open the ports "
                      "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE") from None

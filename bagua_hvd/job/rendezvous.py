@@ -215,7 +215,7 @@ def gather_endpoints(options: Any, endpoint: bytes) -> bytes:
     address = join_address(options.rendezvous_host, options.rendezvous_port)
     with closing(_connect(options, deadline, address)) as connection:
         left = max(deadline - time.monotonic(), 0.001)
-        connection.set_timeout(left)
+        connection.socket.settimeout(left)
         try:
             # The response should still arrive when the server gives up.
             connection.send(Register(options.scope, options.rank, options.size, endpoint.hex(),

@@ -18,7 +18,7 @@ from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import join_address
 from bagua_hvd.runner.common.util.hosts import SlotInfo, is_local
 from bagua_hvd.runner.output import Console, Descriptor, LineForwarder, Sink
-from bagua_hvd.runner.reports import Dashboard, Reports
+from bagua_hvd.runner.reports import Dashboard, Filter, Reports
 from bagua_hvd.runner.spawner import Spawner, Task
 from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.network import find_places
@@ -140,6 +140,7 @@ class Job:
         self.directory, self._timestamp = directory, timestamp
         self.console = console or Console(Descriptor(1), Descriptor(2))
         self.secret_key = secret_key or make_secret_key()
+        self.secret = base64.b64decode(self.secret_key)
         self._repeats_traceback = secret_key is None
         self.survivors_seconds = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
         self._dashboard = Dashboard() if dashboard else None
@@ -163,10 +164,6 @@ class Job:
                     self.reports.repeat_traceback(self.console, failed.rank, failed.process)
                 raise
 
-    def rendezvous(self, host: str) -> Rendezvous:
-        """A server for the ranks, to be entered. host: address to bind. RuntimeError: the rendezvous cannot be held."""
-        return Rendezvous(base64.b64decode(self.secret_key), host)
-
     def show(self, slot: SlotInfo) -> None:
         """Begins the line of a rank in the dashboard, if there is one."""
         if self._dashboard is not None:
@@ -185,7 +182,7 @@ class Job:
             file = open(path, "ab" if path in self._written else "wb")      # a rank may have several processes in turn
             self._written.add(path)
         forwarder = LineForwarder(self.console, rank, stream, self._timestamp, file)
-        return self.reports.filter(process, rank, forwarder) if stream == "stderr" else forwarder
+        return Filter(self.reports, process, rank, forwarder) if stream == "stderr" else forwarder
 
 
 def run_static(job: Job, slots: Sequence[SlotInfo], verbose: bool = False) -> None:
@@ -208,7 +205,7 @@ def run_static(job: Job, slots: Sequence[SlotInfo], verbose: bool = False) -> No
         hosts = spawner.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
         places, address = find_places(hosts, local, job.options)
-        rendezvous = stack.enter_context(job.rendezvous(address))
+        rendezvous = stack.enter_context(Rendezvous(job.secret, address))
         if verbose:
             addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
                                   for name, place in places.items())

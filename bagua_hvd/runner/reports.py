@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.common.util.hosts import SlotInfo
-from bagua_hvd.runner.output import Console, LineForwarder, Sink, TextStream
+from bagua_hvd.runner.output import Console, LineForwarder, TextStream
 from bagua_hvd.runner.supervisor import Outcome
 
 _REFRESH_PER_SECOND = 4
@@ -119,14 +119,14 @@ def first_cause(first: int | None, because_of: Mapping[int | None, int | None]) 
     return cause
 
 
-class _Filter:
+class Filter:
     """Removes reports from the stderr of a process before it reaches the forwarder."""
 
     def __init__(self, reports, process, rank, forwarder):
         self._reports, self._process, self._rank, self._forwarder = reports, process, rank, forwarder
         self._held = b""        # possibly the beginning of a report
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> None:
         *parts, rest = _REPORT.split(self._held + data)         # output, report, output, report, ..., output
         for output, report in zip(parts[::2], parts[1::2], strict=True):
             self._pass_on(output)
@@ -142,7 +142,7 @@ class _Filter:
             self._reports.record_stderr(self._process, data)
             self._forwarder.feed(data)
 
-    def close(self):
+    def close(self) -> None:
         self._pass_on(self._held)
         self._forwarder.close()
 
@@ -158,10 +158,6 @@ class Reports:
         self.because_of: dict[int, int | None] = {}
         self._dashboard = dashboard
         self._stderr_tail: dict[int, bytearray] = {}        # by process, the last writer last: its last output
-
-    def filter(self, process: int, rank: int, forwarder: Sink) -> Sink:
-        """The forwarder of a process's stderr, without the reports."""
-        return _Filter(self, process, rank, forwarder)
 
     def take(self, process: int, rank: int, line: bytes) -> None:
         """Takes a report."""

@@ -24,7 +24,7 @@ def broadcast(value):
 
 def cut():
     """Breaks the connection to the driver."""
-    elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
+    elastic_worker.worker.link._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 def cut_until_training():

@@ -171,7 +171,7 @@ def test_a_handshake_that_is_passed_on_to_another_port_proves_nothing():
 @pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])
 def test_nonsense_ends_the_connection(service, line):
     connection = worker_2(service)
-    connection._socket.sendall(line)
+    connection.socket.sendall(line)
     assert connection.receive(Synced) is None
     assert event(service) == ("disconnected", 2, None)
 

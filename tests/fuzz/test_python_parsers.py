@@ -159,8 +159,8 @@ def test_the_service_takes_whatever_a_worker_says(service, said):
     try:
         connection.send(Hello(random.randrange(1 << 30)))
         for data in said:
-            connection._socket.sendall(data)
-        connection._socket.shutdown(socket.SHUT_WR)
+            connection.socket.sendall(data)
+        connection.socket.shutdown(socket.SHUT_WR)
         while connection._file.read(100):
             pass
     except OSError:

@@ -2,7 +2,6 @@
 
 The crew carries out the driver's decisions: processes, their output under their present ranks, messages.
 """
-import base64
 import errno
 import queue
 import threading
@@ -85,9 +84,8 @@ def run_elastic(job: Job, discovery: HostDiscovery, settings: ElasticSettings,
     events: queue.SimpleQueue = queue.SimpleQueue()
     address, survivors = listen_address(discovery, settings), job.survivors_seconds
     with job.running(), ExitStack() as stack:
-        rendezvous = stack.enter_context(job.rendezvous(address))
-        service = stack.enter_context(Service(base64.b64decode(job.secret_key), lambda *event: events.put(event),
-                                              WORKER_SAYS, address))
+        rendezvous = stack.enter_context(Rendezvous(job.secret, address))
+        service = stack.enter_context(Service(job.secret, lambda *event: events.put(event), WORKER_SAYS, address))
         crew: Crew
         supervisor = Supervisor(job.console, spawner=job.spawner, on_exit=lambda *ended: crew.exited(*ended))
         crew = Crew(job, supervisor, Reach(job.spawner, job.options, supervisor.call), service, rendezvous,
