@@ -37,10 +37,14 @@ class WorkerFailed(RuntimeError):
     """
 
     def __init__(self, rank: int, exit_code: int, details: str = "", process: int | None = None) -> None:
+        try:
+            note = f" ({signal.Signals(exit_code - 128).name})"
+        except ValueError:
+            note = ""
         super().__init__(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
-            + _signal_note(exit_code) + details)
+            + note + details)
         self.rank = rank
         self.exit_code = exit_code
         self.process = rank if process is None else process
@@ -53,13 +57,6 @@ class Interrupted(Exception):
         why = "the reader of the output has closed it: " if signum == signal.SIGPIPE else ""
         super().__init__(f"{why}stopped by {signal.Signals(signum).name}")
         self.signum = signum
-
-
-def _signal_note(exit_code):
-    try:
-        return f" ({signal.Signals(exit_code - 128).name})"
-    except ValueError:
-        return ""
 
 
 def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, port: int, secret_key: bytes,

@@ -6,6 +6,7 @@ is killed, its processes are killed, too: see processes.Guard. Needs only Python
 """
 import json
 import os
+import selectors
 import sys
 import threading
 import time
@@ -58,8 +59,8 @@ class Agent:
         os.set_blocking(source, False)
         self._output = Descriptor(sink)
         self._supervisor = Supervisor(_LauncherConsole(self._output), self._should_stop, report_failures=False,
-                                      on_exit=self._on_exit)
-        self._supervisor.watch(source, lambda fd: self._handle())
+                                      on_exit=lambda process, code: self._send(Kind.EXIT, process.name, code))
+        self._supervisor.selector.register(source, selectors.EVENT_READ, lambda fd: self._handle())
         self._reader = Reader()
         self._frames: list[tuple[Kind, int, bytes]] = []
         self._heard = time.monotonic()
@@ -87,7 +88,7 @@ class Agent:
                 return
             if not data:
                 self._ended = True
-                self._supervisor.unwatch(self._source)
+                self._supervisor.selector.unregister(self._source)
                 return
             self._heard = time.monotonic()
             for frame in self._reader.feed(data):
@@ -155,7 +156,7 @@ class Agent:
 
     def _on_signal_all(self, number, payload):
         signum = json.loads(payload)
-        self._supervisor.signal_all(signum)
+        self._supervisor.spawner.signal_all(signum)
         # Processes that have not started yet would not receive it.
         for frame in [frame for frame in self._frames if frame[0] == Kind.START]:
             self._frames.remove(frame)
@@ -163,9 +164,6 @@ class Agent:
 
     def _on_finish(self, number, payload):
         self._supervisor.finish()
-
-    def _on_exit(self, process, exit_code):
-        self._send(Kind.EXIT, process.name, exit_code)
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
