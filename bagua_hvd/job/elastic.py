@@ -283,7 +283,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 if reset_required:
                     elastic_worker.worker.may_skip_sync = skip_sync
                     reset()
-                    skip_sync = elastic_worker.skip_sync(skip_sync)
+                    if elastic_worker.worker.assignment is not None:        # skipped only if all members agreed
+                        skip_sync = elastic_worker.worker.assignment.skip_sync
                     state.on_reset()
                 if not skip_sync:
                     elastic_worker.send_to_driver(Syncing())

@@ -243,11 +243,6 @@ def failed(error: HorovodInternalError) -> None:
     worker.silent = error.rank if error.cause == "silent" else None
 
 
-def skip_sync(wanted: bool) -> bool:
-    """Whether to skip the synchronization after a reset: in an elastic job, only if all members agreed on that."""
-    return wanted if worker.assignment is None else worker.assignment.skip_sync
-
-
 def send_to_driver(message: Syncing | Synced) -> None:
     """Sends the driver, if there is one, Syncing or Synced."""
     if worker.link is not None:

@@ -32,10 +32,7 @@ class Descriptor:
         self._writing = False
         self._left = bytearray()    # not yet written
         self.while_blocked: Callable[[], bool] = lambda: False
-        try:
-            self.is_terminal = os.isatty(fd)
-        except OSError:
-            self.is_terminal = False
+        self.is_terminal = os.isatty(fd)
 
     def write(self, data: bytes) -> None:
         """Writes all data, after data left from earlier writes. Data for a closed descriptor is discarded.
