@@ -11,5 +11,5 @@ from bagua_hvd._keras.api import (
 )
 from bagua_hvd._keras.values import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.basics import *
 from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.surface import *

@@ -1,3 +1,4 @@
+# ruff: noqa: F403, F405  (the facts of the job are found here, too)
 """A process joins and leaves a job: init(), shutdown(), the timeline.
 
 These, and the facts of the running job (job/runtime.py), are the functions that Horovod's scripts find in `hvd`.
@@ -16,47 +17,17 @@ from bagua_hvd.core.log import logger
 from bagua_hvd.job import elastic_worker, environment, join, process_sets, rendezvous, reporting
 from bagua_hvd.job.engines import abandon_mpi, detect, start_mpi
 from bagua_hvd.job.environment import host_hash
-from bagua_hvd.job.process_sets import ProcessSet
-from bagua_hvd.job.runtime import (
-    NOT_INITIALIZED,
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    context,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    dynamic_process_sets,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    job_options,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    runtime,
-    size,
-    wait_for_gpus,
-)
+from bagua_hvd.job.process_sets import ProcessSet, global_process_set
+from bagua_hvd.job.runtime import *
+from bagua_hvd.job.runtime import context, job_options, mpi_enabled, runtime
 from bagua_hvd.job.statistics import figures, serve_metrics, statistics, total
 
+# What scripts find in every front end.
 __all__ = [
-    "Adasum", "Average", "Max", "Min", "NOT_INITIALIZED", "Product", "Sum", "ccl_built", "context", "cross_rank",
-    "cross_size", "cuda_built", "ddl_built", "dynamic_process_sets", "gloo_built", "gloo_enabled", "init",
-    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "restart", "rocm_built", "runtime", "shutdown", "size",
-    "start_timeline", "statistics", "stop_timeline", "wait_for_gpus",
+    "Average", "Sum", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set",
+    "gloo_built", "gloo_enabled", "init", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size", "start_timeline", "statistics",
+    "stop_timeline",
 ]
 
 # Others use this module as `hvd.mpi_ops._basics`, and expect this name there.
@@ -111,7 +82,7 @@ def _check_repeated(comm, process_sets):
     """ValueError if the running job was started with other arguments; else equal sets become the job's."""
     _check_comm(comm, runtime.options)
     if isinstance(process_sets, str):
-        same = process_sets.lower() == "dynamic" and dynamic_process_sets()
+        same = process_sets.lower() == "dynamic" and job_options().dynamic_process_sets
     else:
         sets = () if isinstance(runtime.process_sets, str) else runtime.process_sets or ()
         known = {tuple(each.ranks): each for each in sets}
@@ -291,7 +262,7 @@ def _fitting(sets, options):
 
 def _register_static_sets(started, static_sets, options):
     """Checks that all ranks passed the same list, then registers it: ids 1, 2, ... in list order."""
-    process_sets.global_process_set.ranks = list(range(options.size))
+    global_process_set.ranks = list(range(options.size))
     if options.size > 1:
         mine = [process_set.ranks for process_set in static_sets]
         for rank, theirs in enumerate(objects.allgather_object(started, mine, "init.process_sets")):

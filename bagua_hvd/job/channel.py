@@ -38,16 +38,10 @@ def make_secret_key() -> bytes:
 
 @dataclass(frozen=True)
 class Hello:
-    """First message of a process. worker: its number, or its rank."""
+    """First message of a process. worker: its number, or its rank. again: the connection replaces a broken one."""
 
     worker: int
-
-
-@dataclass(frozen=True)
-class HelloAgain:
-    """First message on a connection that replaces a broken one. worker: as in Hello."""
-
-    worker: int
+    again: bool = False
 
 
 def name_of(kind: type) -> str:
@@ -181,22 +175,24 @@ class Connection:
 
     Args:
         host, port: the launcher's. timeout: seconds for connecting and handshake.
+    Attributes:
+        socket: afterwards without a timeout; if one is set and expires, the connection cannot be used any more.
     Raises:
         OSError: nothing listens there. NotAuthenticated.
     """
 
     def __init__(self, host: str, port: int, secret: bytes, timeout: float) -> None:
-        self._socket = socket.create_connection((host, port), timeout)
+        self.socket = socket.create_connection((host, port), timeout)
         try:
-            self._file = self._socket.makefile("rb")
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._file = self.socket.makefile("rb")
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             handshake = Handshake(secret, CONNECTED, port)
-            self._socket.sendall(handshake.hello)
-            self._socket.sendall(handshake.proof(self._exactly(HELLO_SIZE)))
+            self.socket.sendall(handshake.hello)
+            self.socket.sendall(handshake.proof(self._exactly(HELLO_SIZE)))
             handshake.check(self._exactly(PROOF_SIZE))
             self._exactly(len(ADMISSION))
-            self._socket.settimeout(None)
-            enable_keepalive(self._socket)
+            self.socket.settimeout(None)
+            enable_keepalive(self.socket)
         except BaseException:
             self.close()
             raise
@@ -208,17 +204,13 @@ class Connection:
                          "secret (_HOROVOD_SECRET_KEY)?")
         return data
 
-    def set_timeout(self, seconds: float) -> None:
-        """Of the whole connection, which cannot be used any more once it has expired."""
-        self._socket.settimeout(seconds)
-
     def send(self, message: Any, content: bytes = b"") -> None:
         """Sends a message and the bytes that follow it. OSError: the launcher has ended."""
         if content and hasattr(socket, "TCP_USER_TIMEOUT"):
             # Large content may wait as long as the launcher is suspended, which does not mean that it is lost.
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        self._socket.sendall(encode(message))
-        self._socket.sendall(content)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        self.socket.sendall(encode(message))
+        self.socket.sendall(content)
 
     def receive(self, *kinds: type) -> Any:
         """The next message, one of these dataclasses; None if the launcher has ended or sent something else."""
@@ -235,22 +227,8 @@ class Connection:
             raise EOFError("the launcher of the job closed the connection")
         return content
 
-    @property
-    def local_host(self) -> str:
-        """This side's numeric address, as the other side sees it."""
-        return self._socket.getsockname()[0]
-
-    @property
-    def remote_host(self) -> str:
-        """The other side's numeric address."""
-        return self._socket.getpeername()[0]
-
-    def fileno(self) -> int:
-        """The descriptor, for a process that should write to the launcher."""
-        return self._socket.fileno()
-
     def close(self) -> None:
         """Closes the connection, even while another thread receives."""
         with suppress(OSError):         # not connected
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()

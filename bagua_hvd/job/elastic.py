@@ -243,9 +243,7 @@ class ObjectState(State):
         """Drops the copies of models and optimizers that _save() made."""
 
 
-def reset() -> None:
-    """Leaves the job and joins it again; rank and size may change."""
-    basics.restart()
+reset = basics.restart
 
 
 def _clear_frames(error):
@@ -285,7 +283,8 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 if reset_required:
                     elastic_worker.worker.may_skip_sync = skip_sync
                     reset()
-                    skip_sync = elastic_worker.skip_sync(skip_sync)
+                    if elastic_worker.worker.assignment is not None:        # skipped only if all members agreed
+                        skip_sync = elastic_worker.worker.assignment.skip_sync
                     state.on_reset()
                 if not skip_sync:
                     elastic_worker.send_to_driver(Syncing())

@@ -1,6 +1,6 @@
 """A worker's side of an elastic job: at every init(), the driver sends its rank and the address of the rendezvous.
 
-    worker to driver     hello or hello_again (worker), then join (skip_sync, failure, silent) at every init(), syncing
+    worker to driver     hello (worker, again), then join (skip_sync, failure, silent) at every init(), syncing
                          before and synced after every State.sync()
                          ping: it lives, though it does not join
     driver to worker     assignment (environment, scope, skip_sync, joins), removed, or refused (reason): the response
@@ -24,7 +24,7 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.core.log import logger
 from bagua_hvd.job import channel
-from bagua_hvd.job.channel import Hello, HelloAgain
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.environment import PLACE
 from bagua_hvd.job.server import split_address
 
@@ -53,7 +53,13 @@ class RemovedFromJob(SystemExit):
 
 @dataclass(frozen=True)
 class Join:
-    """Asks to take part in the next rendezvous; see DriverLink.join()."""
+    """Asks to take part in the next rendezvous.
+
+    Attributes:
+        skip_sync: whether this worker's state is intact and needs no synchronization.
+        failure: why the previous rendezvous failed to connect; None: it did not.
+        silent: the silent rank because of which this worker left the job; None: none.
+    """
 
     skip_sync: bool
     failure: str | None
@@ -126,8 +132,9 @@ class DriverLink:
     """A worker's connection to the driver.
 
     Args:
-        address: `host:port`. worker: this process's number. on_hosts_updated: function of
-        (timestamp, result), called by the receiving thread.
+        worker: this process's number. on_hosts_updated: the receiving thread calls it with (timestamp, result).
+    Raises:
+        ValueError: the driver does not respond, or does not accept the job's secret.
     """
 
     def __init__(self, address: str, secret: bytes, worker: int | str,
@@ -141,16 +148,16 @@ class DriverLink:
         self._on_hosts_updated = on_hosts_updated
         self._sending = threading.Lock()
         try:
-            self._connect(Hello)
+            self._connect()
         except OSError as error:
             raise ValueError(
                 f"Horovod initialization failed. The driver of the elastic job does not answer at {address}: {error}"
             ) from None
         threading.Thread(target=self._receive, name="elastic worker", daemon=True).start()
 
-    def _connect(self, greeting):
+    def _connect(self, again=False):
         connection = channel.Connection(*self._address, self._secret, _CONNECT_SECONDS)
-        connection.send(greeting(self._worker))
+        connection.send(Hello(self._worker, again))
         self._connection = connection
 
     def _receive(self):
@@ -162,7 +169,7 @@ class DriverLink:
                     break
                 left -= 1
                 with suppress(OSError):     # the next receive() returns None, too
-                    self._connect(HelloAgain)
+                    self._connect(again=True)
                     if self._pending:       # the driver may have missed it
                         self._send(self._pending)
                     self._send(Ping())      # and its own
@@ -181,10 +188,6 @@ class DriverLink:
     def join(self, skip_sync: bool = False, failure: str | None = None, silent: int | None = None) -> Assignment:
         """Asks to take part in the next rendezvous, and blocks until the driver responds.
 
-        Args:
-            skip_sync: whether this worker's state is intact and needs no synchronization.
-            failure: why the previous rendezvous failed; None: it did not.
-            silent: the silent rank because of which this worker left the job; None: none.
         Raises:
             RemovedFromJob: there is no slot for this process any more. ValueError: the job is ending.
         """
@@ -216,11 +219,7 @@ worker = SimpleNamespace(link=None, assignment=None, may_skip_sync=False, silent
 
 
 def connect() -> DriverLink | None:
-    """The DriverLink of this process, created if there is none; None: the job is not elastic.
-
-    Raises:
-        ValueError: the driver does not respond, or does not accept the job's secret.
-    """
+    """The DriverLink of this process, created if there is none; None: the job is not elastic."""
     address = variables.read(DRIVER)
     if worker.link is None and address:
         worker.link = DriverLink(address, variables.read("_HOROVOD_SECRET_KEY"), variables.read(WORKER),
@@ -242,11 +241,6 @@ def failed(error: HorovodInternalError) -> None:
     The driver notices by itself when a rank has ended.
     """
     worker.silent = error.rank if error.cause == "silent" else None
-
-
-def skip_sync(wanted: bool) -> bool:
-    """Whether to skip the synchronization after a reset: in an elastic job, only if all members agreed on that."""
-    return wanted if worker.assignment is None else worker.assignment.skip_sync
 
 
 def send_to_driver(message: Syncing | Synced) -> None:

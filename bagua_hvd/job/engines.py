@@ -64,11 +64,7 @@ _ENGINES = (
 
 
 def detect(environ: Any = None) -> Any:
-    """The Placement that the environment describes; None: no engine.
-
-    Raises:
-        ValueError: an engine's variables are incomplete or not numbers.
-    """
+    """The Placement that the environment describes; None: no engine. ValueError: variables are incomplete or wrong."""
     environ = os.environ if environ is None else environ
     for engine, mark, rank, size, local_size, job in _ENGINES:
         # A notebook may have exported MASTER_PORT alone, for ranks that it starts later.
@@ -244,17 +240,15 @@ def _respond(store, name, missing, seconds):
 
 
 class StoreMessage:
-    """A message in a torch store, in a part made by attempt()."""
+    """A message in a torch store, in a part made by attempt(). As FileExchange."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def send(self, message: Any) -> None:
-        """On rank 0: stores bytes for all others."""
         self._store.set("message", message)
 
     def receive(self, timeout: float) -> Any:
-        """On other ranks: returns the bytes. ExchangeUnavailable: there are none after `timeout` seconds."""
         try:
             self._store.wait(["message"], timedelta(seconds=timeout))
         except RuntimeError as error:
@@ -263,7 +257,6 @@ class StoreMessage:
         return bytes(self._store.get("message"))
 
     def close(self) -> None:
-        """On rank 0, once all ranks have received."""
         with suppress(RuntimeError):    # the store cannot delete, or its host is gone
             self._store.delete_key("message")
         self._store = None
@@ -362,7 +355,7 @@ def _finish():
 
 
 class MpiExchange:
-    """The job's MPI broadcast. ExchangeUnavailable: MPI is not usable here."""
+    """The job's MPI broadcast. As FileExchange, but receive() waits for rank 0 as long as MPI does."""
 
     def __init__(self, placement: Any) -> None:
         start_mpi(placement)
@@ -373,13 +366,11 @@ class MpiExchange:
         return bytes(content).rstrip(b"\0")
 
     def send(self, message: Any) -> None:
-        """On rank 0: broadcasts bytes to all others, none of them zero."""
         if len(message) > _MESSAGE_NBYTES:
             raise ExchangeUnavailable(f"a message of {len(message)} bytes is too long")
         self._broadcast(message)
 
     def receive(self, timeout: float) -> Any:
-        """On other ranks: returns the bytes. Waits for rank 0 as long as MPI does."""
         return self._broadcast(b"")
 
     def close(self) -> None:

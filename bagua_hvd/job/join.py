@@ -26,12 +26,7 @@ _CONNECT_SECONDS = 3
 
 @dataclass(frozen=True)
 class RendezvousInfo:
-    """Rank 0's message to the others.
-
-    Attributes:
-        port: of the rendezvous. secret: base64 text; "": every rank has it already. addresses: of rank 0.
-        job: its name, as in Placement.
-    """
+    """Rank 0's message to the others. secret: base64 text; "": every rank has it already. job: as in Placement."""
 
     port: int
     secret: str
@@ -163,7 +158,7 @@ def _reached_address(message):
     try:
         with closing(probe.connect([[address, message.port] for address in message.addresses], secret,
                                    _CONNECT_SECONDS)) as connection:
-            return connection.remote_host
+            return connection.socket.getpeername()[0]
     except OSError as error:
         raise _Stale(f"this host reaches rank 0 at none of {', '.join(message.addresses)} ({error}): open the ports "
                      "between the hosts, or name the interface they share in HOROVOD_GLOO_IFACE") from None

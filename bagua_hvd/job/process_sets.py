@@ -11,7 +11,7 @@ from typing import Any
 from bagua_hvd.core import native
 from bagua_hvd.core.context import Context
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.job.runtime import NOT_INITIALIZED, dynamic_process_sets, runtime
+from bagua_hvd.job.runtime import NOT_INITIALIZED, job_options, runtime
 from bagua_hvd.job.runtime import context as running_context
 from bagua_hvd.job.runtime import rank as job_rank
 
@@ -240,7 +240,7 @@ def on_shutdown() -> None:
 
 
 def _check_dynamic(verb):
-    if not dynamic_process_sets():
+    if not job_options().dynamic_process_sets:
         raise ValueError(
             f"Process sets can be {verb} after init() only in dynamic mode: call init(process_sets=\"dynamic\"), or "
             "set the environment variable HOROVOD_DYNAMIC_PROCESS_SETS=1."

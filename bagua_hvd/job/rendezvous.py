@@ -117,11 +117,7 @@ class Rendezvous(Server):
             raise RuntimeError(str(error)) from error
 
     def rank_ended(self, rank: int, exit_code: int | None, scope: str = "") -> None:
-        """Tells ranks that wait for this one in init(), now or later, that its process has ended. Until close().
-
-        Args:
-            scope: name of the rendezvous in which the process had this rank; "": any.
-        """
+        """Tells ranks that wait for this one in init(), now or later, that its process has ended. scope: "": any."""
         self.loop.call_soon_threadsafe(self._on_ended, (scope, rank, exit_code))
 
     def _on_ended(self, ended):
@@ -219,7 +215,7 @@ def gather_endpoints(options: Any, endpoint: bytes) -> bytes:
     address = join_address(options.rendezvous_host, options.rendezvous_port)
     with closing(_connect(options, deadline, address)) as connection:
         left = max(deadline - time.monotonic(), 0.001)
-        connection.set_timeout(left)
+        connection.socket.settimeout(left)
         try:
             # The response should still arrive when the server gives up.
             connection.send(Register(options.scope, options.rank, options.size, endpoint.hex(),

@@ -55,9 +55,7 @@ def read(line: Any) -> Any:
 class Reporter:
     """Sends reports from construction to close(), in a thread of its own.
 
-    Args:
-        facts: function without arguments that returns sums since the beginning, by name.
-        stalled: function that returns the result of Context.stalled().
+    facts: returns sums since the beginning, by name. stalled: as Context.stalled().
     """
 
     def __init__(self, facts: Any, stalled: Any) -> None:
@@ -97,11 +95,7 @@ _last_report = BecauseOf(None)
 
 
 def report_cause(rank: int | None) -> None:
-    """Tells the launcher which rank's end caused the end of this process, so that it names the right one.
-
-    Args:
-        rank: that rank; None: no other rank is the cause.
-    """
+    """Tells the launcher that the end of `rank` caused that of this process; None: no other rank did."""
     global _last_report
     report = BecauseOf(rank)
     if report == _last_report:

@@ -110,11 +110,6 @@ def job_options() -> Any:
     return options
 
 
-def dynamic_process_sets() -> bool:
-    """Whether process sets may be added and removed after init()."""
-    return job_options().dynamic_process_sets
-
-
 def is_initialized() -> bool:
     """Whether the runtime is running."""
     return runtime.context is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import channel
-from bagua_hvd.job.channel import Hello, HelloAgain, name_of
+from bagua_hvd.job.channel import Hello, name_of
 
 HANDSHAKE_SECONDS = 10
 _UNAUTHENTICATED_MAX = 256
@@ -183,10 +183,10 @@ class Service(Server):
         If two processes have one number, as a worker and a process it started, the second connection is closed. But if
         a worker says that its connection broke, the older one is closed: this side may not have noticed the break.
         """
-        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello, HelloAgain)
+        said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello)
         number, older = said.worker, self._writers.get(said.worker)
         if older is not None:
-            if isinstance(said, Hello):
+            if not said.again:
                 return
             older.transport.abort()
         self._writers[number] = writer

@@ -249,10 +249,6 @@ class _Crew:
             with suppress(RayError, ValueError):        # it has ended by itself
                 ray.kill(actor)
 
-    def forget(self, numbers):
-        with self._lock:
-            self._stopped -= numbers
-
     def place(self, number, slot):
         pass
 

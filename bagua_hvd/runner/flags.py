@@ -238,20 +238,3 @@ def build_parser() -> argparse.ArgumentParser:
                 rivals[flag.rivals] = section.add_mutually_exclusive_group()
             flag.add_to(rivals[flag.rivals])
     return parser
-
-
-def markdown() -> str:
-    """The table in the form of docs/reference/baguarun.md. Reasons for no effect are in docs/environment.md."""
-    lines = []
-    for heading, flags in SECTIONS.items():
-        keyed = any(flag.key for flag in flags)
-        lines += [f"**{heading.capitalize()}**", "", "| flag | meaning | variable |" + " config key |" * keyed,
-                  "|---|---|---|" + "---|" * keyed]
-        for flag in flags:
-            shown = [f"`{name}`" for name in [*flag.spellings.split(), *flag.off.split()]]
-            variable, key = (f"`{name.lstrip('!')}`" + ", the opposite" * name.startswith("!") if name else ""
-                             for name in (flag.variable, flag.key))
-            explained = "no effect" if flag.variable and flag.explained.startswith("no effect") else flag.explained
-            lines.append(f"| {', '.join(shown)} {flag.metavar} | {explained} | {variable} |" + f" {key} |" * keyed)
-        lines.append("")
-    return "\n".join(lines)

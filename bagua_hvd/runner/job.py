@@ -5,11 +5,9 @@ import base64
 import os
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from bagua_hvd.core import variables
 from bagua_hvd.job import reporting
@@ -19,10 +17,10 @@ from bagua_hvd.job.probe import LOOPBACK, interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import join_address
 from bagua_hvd.runner.common.util.hosts import SlotInfo, is_local
-from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
-from bagua_hvd.runner.reports import Dashboard, Reports
+from bagua_hvd.runner.output import Console, Descriptor, LineForwarder, Sink
+from bagua_hvd.runner.reports import Dashboard, Filter, Reports
 from bagua_hvd.runner.spawner import Spawner, Task
-from bagua_hvd.runner.ssh.connection import HostOptions, SshSpawner
+from bagua_hvd.runner.ssh.connection import HostOptions
 from bagua_hvd.runner.ssh.network import find_places
 from bagua_hvd.runner.supervisor import Supervisor
 
@@ -39,10 +37,14 @@ class WorkerFailed(RuntimeError):
     """
 
     def __init__(self, rank: int, exit_code: int, details: str = "", process: int | None = None) -> None:
+        try:
+            note = f" ({signal.Signals(exit_code - 128).name})"
+        except ValueError:
+            note = ""
         super().__init__(
             "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
             f"terminated. The first process to do so was: Process name: {rank}, Exit code: {exit_code}"
-            + _signal_note(exit_code) + details)
+            + note + details)
         self.rank = rank
         self.exit_code = exit_code
         self.process = rank if process is None else process
@@ -57,20 +59,11 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-def _signal_note(exit_code):
-    try:
-        return f" ({signal.Signals(exit_code - 128).name})"
-    except ValueError:
-        return ""
-
-
 def worker_environment(env: Mapping[str, str], slot: SlotInfo, address: str, port: int, secret_key: bytes,
                        interface: str = LOOPBACK) -> dict[str, str]:
     """The environment of the rank at `slot`: the launcher's own, `env`, and the variables of the job.
 
-    Args:
-        address, port: of the rendezvous. secret_key: base64 bytes.
-        interface: of the rank's host, for connections to other ranks.
+    address, port: of the rendezvous. interface: of the rank's host, for connections to other ranks.
     """
     # The command has no use for exported shell functions, and older shells fail on their names. Variables of an outer
     # elastic job do not apply to this one.
@@ -98,27 +91,6 @@ def as_horovod_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))}
 
 
-@dataclass
-class OutputOptions:
-    """A directory for the ranks' output, besides the console, and whether lines carry the time."""
-
-    directory: str | None = None
-    timestamp: bool = False
-
-
-def forwarders(console: Console, slot: SlotInfo, output: OutputOptions) -> list[LineForwarder]:
-    """The LineForwarders of a rank's stdout and stderr, with files `rank.<rank>/stdout` and `stderr` if requested."""
-    streams = ("stdout", "stderr")
-    files: list[BinaryIO | None] = [None, None]
-    if output.directory is not None:
-        # Zero-padded, so that listings are in rank order.
-        folder = os.path.join(output.directory, f"rank.{slot.rank:0{len(str(slot.size - 1))}}")
-        os.makedirs(folder, exist_ok=True)
-        files = [open(os.path.join(folder, stream), "wb") for stream in streams]
-    return [LineForwarder(console, slot.rank, stream, output.timestamp, file)
-            for stream, file in zip(streams, files, strict=True)]
-
-
 def host_options(env: Mapping[str, str], ssh_port: int | None = None,
                  ssh_identity_file: str | os.PathLike[str] | None = None, nics: list[str] | None = None) -> HostOptions:
     """The HostOptions for the flags.
@@ -140,74 +112,120 @@ def host_options(env: Mapping[str, str], ssh_port: int | None = None,
     return HostOptions(ssh_port, identity_file, timeout, silence_seconds(env), nics)
 
 
-def run_static(command: list[str], slots: Sequence[SlotInfo], env: dict[str, str], output: OutputOptions,
-               options: HostOptions, verbose: bool = False, console: Console | None = None,
-               secret_key: bytes | None = None, dashboard: bool = False) -> None:
-    """Runs the command once for every slot and returns when all ranks have ended with 0.
+class Job:
+    """What jobs of fixed and of changing size share.
 
     Args:
         command: list of arguments, run without a shell.
         env: the launcher's environment, including variables set by its flags.
+        options: for other hosts.
+        directory: for the ranks' output, besides the console; None: none. timestamp: whether lines carry the time.
         console: None: descriptors 1 and 2.
         secret_key: of the FunctionServer that the command connects to, which also gets the tracebacks; None: it
             connects to none.
         dashboard: whether to show a live table below the ranks' output, on stdout.
+    Attributes:
+        survivors_seconds: how long other processes may run after a failure.
+    Raises:
+        ValueError: a variable in `env` is malformed. RuntimeError: the dashboard cannot be shown.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str], options: HostOptions, directory: str | None = None,
+                 timestamp: bool = False, console: Console | None = None, secret_key: bytes | None = None,
+                 dashboard: bool = False) -> None:
+        self.command, self.env, self.options = command, env, options
+        self.directory, self._timestamp = directory, timestamp
+        self.console = console or Console(Descriptor(1), Descriptor(2))
+        self.secret_key = secret_key or make_secret_key()
+        self.secret = base64.b64decode(self.secret_key)
+        self._repeats_traceback = secret_key is None
+        self.survivors_seconds = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
+        self._dashboard = Dashboard() if dashboard else None
+        self.reports = Reports(self._dashboard)
+        self.spawner = Spawner(options, env)
+        self._written: set[str] = set()     # paths of output files
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The time in which the spawner may be used. If a WorkerFailed ends it, repeats the traceback."""
+        with ExitStack() as stack:
+            if self._dashboard is not None:
+                self.console = stack.enter_context(self._dashboard).console
+                self.env = {**self.env, reporting.VARIABLE: "1"}
+            stack.enter_context(self.spawner)
+            try:
+                yield
+            except RuntimeError as error:
+                failed = error if isinstance(error, WorkerFailed) else error.__cause__
+                if isinstance(failed, WorkerFailed) and self._repeats_traceback:
+                    self.reports.repeat_traceback(self.console, failed.rank, failed.process)
+                raise
+
+    def show(self, slot: SlotInfo) -> None:
+        """Begins the line of a rank in the dashboard, if there is one."""
+        if self._dashboard is not None:
+            self._dashboard.reset_rank(slot)
+
+    def forwarder(self, process: int, rank: int, stream: str, folder: str | None = None) -> Sink:
+        """Of "stdout" or "stderr" of a process, which has this rank now.
+
+        Args:
+            folder: of the copy, within the output directory; None: none. OSError: it cannot be written.
+        """
+        file = None
+        if self.directory is not None and folder is not None:
+            path = os.path.join(self.directory, folder, stream)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            file = open(path, "ab" if path in self._written else "wb")      # a rank may have several processes in turn
+            self._written.add(path)
+        forwarder = LineForwarder(self.console, rank, stream, self._timestamp, file)
+        return Filter(self.reports, process, rank, forwarder) if stream == "stderr" else forwarder
+
+
+def run_static(job: Job, slots: Sequence[SlotInfo], verbose: bool = False) -> None:
+    """Runs the command once for every slot and returns when all ranks have ended with 0.
+
     Raises:
         WorkerFailed: the rank whose failure made the others fail; these have BAGUA_HVD_GRACE_SECONDS to end by
             themselves, and are then stopped. Interrupted: a signal stopped the job.
-        ValueError: a variable in `env` is malformed.
-        UnreachableHosts, NoRoute, RuntimeError: a host cannot be used, or the rendezvous cannot be held.
+        RuntimeError: a host cannot be used, or the rendezvous cannot be held.
         OSError: the output directory cannot be written, or a process cannot be started.
         In all cases no process is left running.
     """
-    console = console or Console(Descriptor(1), Descriptor(2))
     names = list(dict.fromkeys(slot.hostname for slot in slots))
     local = [name for name in names if is_local(name)]
     remote = [name for name in names if name not in local]
-    repeats_traceback = secret_key is None
-    secret_key = secret_key or make_secret_key()
-    survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
-    with ExitStack() as stack:
-        table = None
-        if dashboard:
-            table = stack.enter_context(Dashboard(slots))
-            console = table.console
-            env = {**env, reporting.VARIABLE: "1"}
-        reports = Reports(table)
-        ssh = SshSpawner(options, env)
-        spawner = stack.enter_context(Spawner(ssh))
-        hosts = ssh.connect(remote, lambda text: console.say(f"baguarun: {text}"))
+    with job.running(), ExitStack() as stack:
+        console, spawner = job.console, job.spawner
+        for slot in slots:
+            job.show(slot)
+        hosts = spawner.connect(remote, lambda text: console.say(f"baguarun: {text}"))
         _warn_of_duplicate_hosts(console, hosts, local)
-        places, address = find_places(hosts, local, options)
-        rendezvous = stack.enter_context(Rendezvous(base64.b64decode(secret_key), address))
+        places, address = find_places(hosts, local, job.options)
+        rendezvous = stack.enter_context(Rendezvous(job.secret, address))
         if verbose:
             addresses = ", ".join(f"{join_address(place.rendezvous, rendezvous.port)} (by {place.interface} of {name})"
                                   for name, place in places.items())
-            console.say(f"baguarun: rendezvous at {addresses}; command: {shlex.join(command)}")
+            console.say(f"baguarun: rendezvous at {addresses}; command: {shlex.join(job.command)}")
         tasks = []
         for slot in slots:
             place = places[slot.hostname]
-            environment = worker_environment(env, slot, place.rendezvous, rendezvous.port, secret_key, place.interface)
+            env = worker_environment(job.env, slot, place.rendezvous, rendezvous.port, job.secret_key, place.interface)
             if remote:
-                environment.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
-            stdout, stderr = forwarders(console, slot, output)
-            tasks.append(Task(slot.rank, command, environment, stdout, reports.filter(slot.rank, slot.rank, stderr),
-                              slot.hostname))
+                env.setdefault("NCCL_SOCKET_IFNAME", interface_of(place.interface))
+            folder = f"rank.{slot.rank:0{len(str(slot.size - 1))}}"         # listings are in rank order
+            stdout, stderr = (job.forwarder(slot.rank, slot.rank, stream, folder) for stream in ("stdout", "stderr"))
+            tasks.append(Task(slot.rank, job.command, env, stdout, stderr, slot.hostname))
             if verbose:
                 console.say(f"baguarun: {describe(slot)}")
-        supervisor = Supervisor(console, spawner=spawner, survivors_seconds=survivors, find_cause=reports.cause,
-                                on_end=rendezvous.rank_ended)
-        ssh.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
+        supervisor = Supervisor(console, spawner=spawner, survivors_seconds=job.survivors_seconds,
+                                find_cause=job.reports.cause, on_end=rendezvous.rank_ended)
+        spawner.say = lambda text: supervisor.call_soon(lambda: console.say(f"baguarun: {text}"))
         outcome = supervisor.run(tasks)
-        failed = None
+        if outcome.signum is not None:
+            raise Interrupted(outcome.signum)
         if outcome.failed is not None:
-            failed = WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], reports.circumstances(outcome))
-            if repeats_traceback:
-                reports.repeat_traceback(console, failed.rank, failed.process)
-    if outcome.signum is not None:
-        raise Interrupted(outcome.signum)
-    if failed is not None:
-        raise failed
+            raise WorkerFailed(outcome.failed, outcome.exit_codes[outcome.failed], job.reports.circumstances(outcome))
 
 
 def describe(slot: SlotInfo) -> str:

@@ -21,7 +21,6 @@ from bagua_hvd.runner import job
 from bagua_hvd.runner.common.util import config_parser
 from bagua_hvd.runner.common.util.hosts import is_local, parse_host_files, plan
 from bagua_hvd.runner.flags import TABLE, USAGE_ERROR, build_parser
-from bagua_hvd.runner.ssh.connection import UnreachableHosts
 
 _START_ERROR = 1
 
@@ -91,11 +90,8 @@ def _check_command(name, env):
 
 
 def _check_algorithm(given):
-    """Checks that an algorithm is one of the package's own, before any rank starts.
-
-    Args:
-        given: from --algorithm: raises ValueError if unknown. None: from BAGUA_ALGORITHM: warns only, since the script
-            may register it.
+    """Raises ValueError if the package has no such algorithm. None: that of BAGUA_ALGORITHM, which the script may
+    register: only warns.
     """
     try:
         from bagua_hvd import algorithms
@@ -141,15 +137,16 @@ def _run_static(args):
             way = "here" if is_local(slot.hostname) else "by ssh"
             print(f"{job.describe(slot)}, started {way}: {shlex.join(args.command)}")
         return
-    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    job.run_static(args.command, slots, env, output, options, args.verbose, dashboard=_dashboard(args))
+    job.run_static(_job(args, env, options), slots, args.verbose)
 
 
-def _dashboard(args):
-    if args.dashboard and not os.isatty(1):
+def _job(args, env, options):
+    dashboard = bool(args.dashboard)
+    if dashboard and not os.isatty(1):
         _warn("--dashboard has no effect: stdout is not a terminal")
-        return False
-    return bool(args.dashboard)
+        dashboard = False
+    return job.Job(args.command, env, options, args.output_filename, bool(args.prefix_output_with_timestamp),
+                   dashboard=dashboard)
 
 
 def _run_mpi(args):
@@ -186,17 +183,11 @@ def _run_elastic(args):
         for name, slots in discovery.find_available_hosts_and_slots().items():
             print(f"{name}:{slots}, up to {slots} ranks: {shlex.join(args.command)}")
         return
-    output = job.OutputOptions(args.output_filename, bool(args.prefix_output_with_timestamp))
-    run_elastic(args.command, discovery, settings, env, output, options, args.cooldown_range,
-                dashboard=_dashboard(args))
+    run_elastic(_job(args, env, options), discovery, settings, args.cooldown_range)
 
 
 def _run(args):
-    """Runs the parsed arguments; returns when all ranks have ended with 0.
-
-    Raises:
-        ValueError: arguments or variables are wrong. WorkerFailed, Interrupted, RuntimeError, OSError: see run_static.
-    """
+    """Runs the parsed arguments; returns when all ranks have ended with 0. ValueError: wrong arguments or variables."""
     if args.check_build:
         check_build(args.verbose)
         return
@@ -267,10 +258,8 @@ def run_commandline() -> None:
         _fail(f"baguarun: {error}; all processes of the job have ended.", 128 + error.signum)
     except KeyboardInterrupt:
         _fail("baguarun: stopped by SIGINT before the job began.", 130)
-    except UnreachableHosts as error:
-        _fail("\n".join(f"baguarun: error: {line}" for line in str(error).splitlines()), _START_ERROR)
     except (RuntimeError, OSError) as error:
-        _fail(f"baguarun: error: {_describe(error)}", _START_ERROR)
+        _fail("\n".join(f"baguarun: error: {line}" for line in _describe(error).splitlines()), _START_ERROR)
 
 
 def _fail(sentence, exit_code):
@@ -367,10 +356,7 @@ def _gpus(built):
 
 
 def check_build(verbose: object) -> None:
-    """Prints the capabilities of this installation. Imports the installed frameworks, so it may take seconds.
-
-    verbose: for compatibility with Horovod.
-    """
+    """Prints the capabilities of this installation. Imports the installed frameworks, so it may take seconds."""
     lib, reason = _native()
     built = lib is not None
     lines = [f"bagua_hvd v{__version__}:", "", "Available Frameworks:"]

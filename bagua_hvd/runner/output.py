@@ -31,11 +31,8 @@ class Descriptor:
         self._broken = False
         self._writing = False
         self._left = bytearray()    # not yet written
-        self.while_blocked = lambda: False
-        try:
-            self.is_terminal = os.isatty(fd)
-        except OSError:
-            self.is_terminal = False
+        self.while_blocked: Callable[[], bool] = lambda: False
+        self.is_terminal = os.isatty(fd)
 
     def write(self, data: bytes) -> None:
         """Writes all data, after data left from earlier writes. Data for a closed descriptor is discarded.
@@ -82,14 +79,10 @@ class TextStream:
         self._stream = stream
         self._broken = False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self.while_blocked = lambda: False
+        self.while_blocked: Callable[[], bool] = lambda: False      # not called: it is not known whether write() blocks
 
     def write(self, data: bytes) -> None:
-        """Writes and flushes all data. Data for a stream that is closed, or whose disk is full, is discarded.
-
-        Raises:
-            BrokenPipeError: as in Descriptor.
-        """
+        """As Descriptor.write(); flushes. Data for a stream that is closed, or whose disk is full, is discarded."""
         if self._broken:
             return
         text = self._decode(data)
@@ -105,13 +98,7 @@ class TextStream:
                 raise
 
 
-class Stream(Protocol):
-    """A destination of a Console, such as a Descriptor or TextStream."""
-
-    is_terminal: bool
-    while_blocked: Callable[[], bool]
-
-    def write(self, data: bytes) -> None: ...
+Stream = Descriptor | TextStream
 
 
 class Console:

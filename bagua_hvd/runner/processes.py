@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, Any
+from typing import Any
 
 _EXEC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "exec_worker.py")
 MARK = "BAGUA_HVD_JOB"
@@ -107,6 +107,7 @@ class Process:
     Attributes:
         name: for messages; the rank in a job.
         pid: also the number of its session.
+        stdin: with subprocess.PIPE, the raw file that it reads from; the owner closes it.
         stdout, stderr: non-blocking descriptors to read from; the owner closes them.
         exit_code: None while it runs; 128 + n if signal n ended it.
         note: further information about its end; None: there is none.
@@ -114,7 +115,7 @@ class Process:
     Args:
         command: list of arguments, passed on unchanged, without a shell.
         env: the whole environment.
-        stdin: a descriptor or subprocess.PIPE, see `Process.stdin`.
+        stdin: a descriptor or subprocess.PIPE.
         pipe_variable: variable that names the pipe of the process's stderr, as "device:inode".
     Raises:
         OSError: no more processes or descriptors.
@@ -136,18 +137,13 @@ class Process:
                 [sys.executable, "-I", "-S", _EXEC, str(os.getpid()), *command], env=env, bufsize=0,
                 stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
             self.pid = self._popen.pid
+            self.stdin: Any = self._popen.stdin
             on_error.pop_all()
 
     @property
     def place(self) -> str:
         """Its location, for messages."""
         return f"pid {self.pid}"
-
-    @property
-    def stdin(self) -> IO[bytes]:
-        """The raw file that the process reads from, with stdin=subprocess.PIPE; the owner closes it."""
-        assert self._popen.stdin is not None        # PIPE
-        return self._popen.stdin
 
     def signal(self, signum: int) -> None:
         """Sends the signal to the process and its descendants in its session; SIGUSR1 and SIGUSR2 to the process alone,
@@ -178,11 +174,7 @@ class Process:
 
 
 class Guard:
-    """Outlives the launcher, then kills its sessions, unless close() is called before.
-
-    Args:
-        mark: processes with this mark are killed, too.
-    """
+    """Outlives the launcher, then kills its sessions and the processes with the mark, unless close() came before."""
 
     def __init__(self, mark: str | None = None) -> None:
         # Without the job's secret; but many Pythons do not start without the loader's variables.

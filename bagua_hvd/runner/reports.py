@@ -6,18 +6,18 @@ their output, drawn by rich: figures of hvd.statistics(), and stalled ranks.
 import re
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from bagua_hvd.job import reporting
 from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.common.util.hosts import SlotInfo
-from bagua_hvd.runner.output import Console, LineForwarder, Sink, TextStream
+from bagua_hvd.runner.output import Console, LineForwarder, TextStream
 from bagua_hvd.runner.supervisor import Outcome
 
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
 _TAIL_NBYTES = 1 << 16
+_TAILS_MAX = 4096           # elastic jobs restart workers for weeks
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
@@ -45,20 +45,18 @@ class _Rank:
 class Dashboard:
     """The table, from entering to leaving it.
 
-    Args:
-        slots: SlotInfos of the ranks; those of an elastic job change, see reset_rank().
     Raises:
         RuntimeError: rich is not installed.
     Attributes:
         console: Console for the ranks' output above the table; only within the context.
     """
 
-    def __init__(self, slots: Iterable[SlotInfo] = ()) -> None:
+    def __init__(self) -> None:
         try:
             from rich.live import Live
         except ImportError:
             raise RuntimeError("--dashboard needs rich: run `pip install rich`, or leave it out") from None
-        self._ranks = {slot.rank: _Rank(slot.hostname) for slot in slots}
+        self._ranks: dict[int, _Rank] = {}
         self._live = Live(get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND)
 
     def __enter__(self):
@@ -71,7 +69,7 @@ class Dashboard:
         self._live.__exit__(*exception)
 
     def reset_rank(self, slot: SlotInfo) -> None:
-        """Resets the line of a rank that another process has taken over, and drops lines of ranks beyond the size."""
+        """Begins the line of a rank, which another process may have taken over; drops lines beyond the size."""
         ranks = {rank: line for rank, line in self._ranks.items() if rank < slot.size}
         self._ranks = {**ranks, slot.rank: _Rank(slot.hostname)}
 
@@ -121,14 +119,14 @@ def first_cause(first: int | None, because_of: Mapping[int | None, int | None]) 
     return cause
 
 
-class _Filter:
+class Filter:
     """Removes reports from the stderr of a process before it reaches the forwarder."""
 
     def __init__(self, reports, process, rank, forwarder):
         self._reports, self._process, self._rank, self._forwarder = reports, process, rank, forwarder
         self._held = b""        # possibly the beginning of a report
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> None:
         *parts, rest = _REPORT.split(self._held + data)         # output, report, output, report, ..., output
         for output, report in zip(parts[::2], parts[1::2], strict=True):
             self._pass_on(output)
@@ -144,7 +142,7 @@ class _Filter:
             self._reports.record_stderr(self._process, data)
             self._forwarder.feed(data)
 
-    def close(self):
+    def close(self) -> None:
         self._pass_on(self._held)
         self._forwarder.close()
 
@@ -159,12 +157,7 @@ class Reports:
     def __init__(self, dashboard: Dashboard | None = None) -> None:
         self.because_of: dict[int, int | None] = {}
         self._dashboard = dashboard
-        self._stderr_tail: defaultdict[int | None, bytearray] = defaultdict(bytearray)  # by process: its last output
-        self._last_writer: int | None = None
-
-    def filter(self, process: int, rank: int, forwarder: Sink) -> Sink:
-        """The forwarder of a process's stderr, without the reports."""
-        return _Filter(self, process, rank, forwarder)
+        self._stderr_tail: dict[int, bytearray] = {}        # by process, the last writer last: its last output
 
     def take(self, process: int, rank: int, line: bytes) -> None:
         """Takes a report."""
@@ -181,26 +174,16 @@ class Reports:
 
     def record_stderr(self, process: int, data: bytes) -> None:
         """Takes output of a process to stderr."""
-        self._last_writer = process
-        tail = self._stderr_tail[process]
+        tail = self._stderr_tail.pop(process, bytearray())
         tail += data[-_TAIL_NBYTES:]
         if len(tail) > 2 * _TAIL_NBYTES:
             del tail[:-_TAIL_NBYTES]
-
-    def forget(self, processes: Iterable[int]) -> None:
-        """Drops what ended processes wrote. Of the one that wrote last it is kept, to compare its last line."""
-        for process in processes:
-            self.because_of.pop(process, None)
-            tail = self._stderr_tail.pop(process, bytearray())
-            if process == self._last_writer:
-                self._last_writer, self._stderr_tail[None] = None, tail
+        self._stderr_tail[process] = tail
+        if len(self._stderr_tail) > _TAILS_MAX:
+            del self._stderr_tail[next(iter(self._stderr_tail))]
 
     def cause(self, failures: Sequence[int]) -> int | None:
-        """See first_cause().
-
-        Args:
-            failures: processes in the order of their end. Their names are their ranks.
-        """
+        """See first_cause(). failures: processes in the order of their end. Their names are their ranks."""
         return first_cause(failures[0], {process: self.because_of.get(process) for process in failures})
 
     def circumstances(self, outcome: Outcome) -> str:
@@ -216,11 +199,7 @@ class Reports:
         return f". It waited for rank {cause}, which did not respond" if cause not in outcome.failures else ""
 
     def repeat_traceback(self, console: Console, rank: int, process: int) -> None:
-        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known.
-
-        Args:
-            rank, process: those of the WorkerFailed.
-        """
+        """Repeats the traceback of the failure that caused the others as the last output, with a remedy if known."""
         text = self._buried_traceback(process)
         if text:
             console.say(f"baguarun: Process {rank} failed first. It had written:")
@@ -232,10 +211,10 @@ class Reports:
 
     def _buried_traceback(self, process):
         """The last traceback of a process, with those that led to it, if other output to stderr followed: bytes."""
-        text = bytes(self._stderr_tail[process])
+        text = bytes(self._stderr_tail.get(process, b""))
         begins = [match.start() for match in _TRACEBACK.finditer(text)]
         # Output that ends with the same line is the same failure.
-        if not begins or self._last_line(process) == self._last_line(self._last_writer):
+        if not begins or self._last_line(process) == self._last_line(next(reversed(self._stderr_tail))):
             return b""
         begin = begins.pop()
         while begins and text[:begin].rstrip().endswith(_GOES_ON):
@@ -243,4 +222,4 @@ class Reports:
         return text[begin:]
 
     def _last_line(self, process):
-        return bytes(self._stderr_tail[process]).rstrip().rpartition(b"\n")[2]
+        return bytes(self._stderr_tail.get(process, b"")).rstrip().rpartition(b"\n")[2]

@@ -115,21 +115,22 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, An
     nics = interface_names(network_interface, network_interfaces)
     options = job.host_options(env, ssh_port, ssh_identity_file, nics)
     python = _python(executable)
-    output = job.OutputOptions(None if output_filename is None else os.fspath(output_filename))
+    directory = None if output_filename is None else os.fspath(output_filename)
     function = pickled(python, func, tuple(args), dict(kwargs or {}))
     with FunctionServer(make_secret_key(), function, bound) as server:
         try:
             with _console() as console:
                 if use_mpi:
                     flags = _HorovodArgs(num_proc=num_proc, ssh_port=ssh_port, ssh_identity_file=ssh_identity_file,
-                                         output_filename=output.directory, mpi_args=mpi_args, nics=nics)
+                                         output_filename=directory, mpi_args=mpi_args, nics=nics)
                     run_by_mpirun(flags, hosts, env, python, server, console)
-                elif elastic:
-                    run_elastic(server.command(python), discovery, settings, env, output, options, cooldown_range,
-                                console, server.secret_key)
                 else:
-                    job.run_static(server.command(python), rank_plan, env, output, options, bool(verbose), console,
-                                   server.secret_key)
+                    made = job.Job(server.command(python), env, options, directory, console=console,
+                                   secret_key=server.secret_key)
+                    if elastic:
+                        run_elastic(made, discovery, settings, cooldown_range)
+                    else:
+                        job.run_static(made, rank_plan, bool(verbose))
         except job.WorkerFailed as error:
             raise server.explained(error, elastic) from None
         except job.Interrupted as error:
@@ -252,16 +253,12 @@ class FunctionServer(Server):
     know the job's secret, which is in their environment.
 
     The connections also show which rank failed first: not every mpirun ends a job when a process dies without having
-    called MPI.
-
-        rank to server    hello (its rank; in an elastic job its number), later result (rank, nbytes) or error (nbytes);
-                          the pickled result or the text follows. The server then closes the connection
-        server to rank    function (nbytes; the result of pickled() follows)
+    called MPI. A rank sends Hello (its rank; in an elastic job its number), receives Function, and sends Result or
+    Error; then the server closes the connection.
 
     Args:
         secret_key: the job's; base64 bytes. function: the result of pickled(). host: numeric address to bind.
     Attributes:
-        secret_key, host: see Args.
         failures: [(rank or number, text), ...] in order of arrival; text None: the connection ended without a message.
         unfinished: number of ranks that have not sent everything.
     """
@@ -281,7 +278,6 @@ class FunctionServer(Server):
         return [python, "-m", "bagua_hvd.runner.function_task", f"{','.join(addresses)}:{self.port}"]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Talks to one rank."""
         said = channel.decode(await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS), Hello)
         await self.serve_rank(said.worker, reader, writer)
 

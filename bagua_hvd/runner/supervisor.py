@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bagua_hvd.runner.output import Console, Sink
-from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
+from bagua_hvd.runner.spawner import GRACE_SECONDS, AnyProcess, Spawner, Task
 
 _Result = TypeVar("_Result")
 
-GRACE_SECONDS = 5
 # How long a pipe is read after its process ended: a child that outlives it may hold the pipe open forever.
 _DRAIN_SECONDS = 0.5
 # A process that survives SIGKILL for this long is stuck in the kernel (a dead file server, a driver).
@@ -81,6 +80,8 @@ class Supervisor:
         survivors_seconds: how long the others may run after a failure. 0: they are stopped at once.
         on_end: called in the loop with (name, exit code) when a process has ended; or None.
         find_cause: function of Outcome.failures that returns the one that caused the others; None: the first.
+    Attributes:
+        spawner: see Args. selector: of the loop, which calls its keys' data with their descriptor. Only for the loop.
     """
 
     def __init__(self, console: Console, should_stop: Callable[[], bool] | None = None, handle_signals: bool = True,
@@ -89,7 +90,7 @@ class Supervisor:
                  find_cause: Callable[[list[Any]], Any] | None = None,
                  on_end: Callable[[Any, int], object] | None = None) -> None:
         self._console = console
-        self._spawner = spawner or Spawner()
+        self.spawner = spawner or Spawner()
         self._owns_spawner = spawner is None
         self._on_exit = on_exit
         self._on_end = on_end
@@ -99,7 +100,7 @@ class Supervisor:
         self._report_failures = report_failures
         self._should_stop = should_stop
         self._handle_signals = handle_signals and threading.current_thread() is threading.main_thread()
-        self._selector = selectors.DefaultSelector()
+        self.selector = selectors.DefaultSelector()
         self._running: list[_Running] = []
         # Ended processes. They are reaped at the end only, because their descendants still use their session's number.
         self._ended: list[_Running] = []
@@ -118,9 +119,9 @@ class Supervisor:
             OSError: a process could not be started. The processes started before are stopped.
         """
         with ExitStack() as stack:
-            stack.callback(self._selector.close)
+            stack.callback(self.selector.close)
             if self._owns_spawner:
-                stack.enter_context(self._spawner)
+                stack.enter_context(self.spawner)
             wakeup = self._open_wakeup(stack)
             stack.enter_context(self._signals_handled(wakeup))
             stack.callback(self._clean_up)
@@ -129,7 +130,7 @@ class Supervisor:
                 if not self._signals:
                     self.start(task)
             while not self._finished():
-                for key, _ in self._selector.select(self._select_timeout()):
+                for key, _ in self.selector.select(self._select_timeout()):
                     key.data(key.fd)
                 while self._calls:
                     self._calls.popleft()()
@@ -168,14 +169,14 @@ class Supervisor:
 
     def start(self, task: Task) -> AnyProcess:
         """Starts a task and returns its process. Only in the loop. OSError: it could not be started."""
-        process = self._spawner.start(task)
+        process = self.spawner.start(task)
         forwarders = {process.stdout: task.stdout, process.stderr: task.stderr}
         running = _Running(process, forwarders, process.open_pidfd())
         self._running.append(running)
         for fd in forwarders:
-            self._selector.register(fd, selectors.EVENT_READ, lambda fd, running=running: self._read(running, fd))
+            self.selector.register(fd, selectors.EVENT_READ, lambda fd, running=running: self._read(running, fd))
         if running.pidfd is not None:
-            self._selector.register(running.pidfd, selectors.EVENT_READ,
+            self.selector.register(running.pidfd, selectors.EVENT_READ,
                                     lambda fd, running=running: self._check_process(running))
         return process
 
@@ -188,18 +189,6 @@ class Supervisor:
                 if running in self._ended:
                     self._ended.remove(running)
                     self._running.append(running)
-
-    def signal_all(self, signum: int) -> None:
-        """Sends the signal to everything that runs, without any other effect. Only in the loop."""
-        self._spawner.signal_all(signum)
-
-    def watch(self, fd: int, function: Callable[[int], object]) -> None:
-        """Makes the loop call function(fd) when fd is readable. Only before or in the loop."""
-        self._selector.register(fd, selectors.EVENT_READ, function)
-
-    def unwatch(self, fd: int) -> None:
-        """Ends watch()."""
-        self._selector.unregister(fd)
 
     def finish(self) -> None:
         """With on_exit: makes run() return when no process runs any more. Only in the loop."""
@@ -223,7 +212,7 @@ class Supervisor:
         for end in (receiver, sender):
             stack.callback(end.close)
             end.setblocking(False)
-        self._selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
+        self.selector.register(receiver, selectors.EVENT_READ, lambda fd: receiver.recv(_READ_NBYTES))
         self.call_soon(lambda: None)    # for calls made before the socket existed
         return sender
 
@@ -307,7 +296,7 @@ class Supervisor:
                 self._stop()
 
     def _close(self, running, fd):
-        self._selector.unregister(fd)
+        self.selector.unregister(fd)
         os.close(fd)
         self._forward(running.forwarders.pop(fd).close)
 
@@ -332,7 +321,7 @@ class Supervisor:
         if code is None:
             return
         if running.pidfd is not None:
-            self._selector.unregister(running.pidfd)
+            self.selector.unregister(running.pidfd)
             os.close(running.pidfd)
             running.pidfd = None
         running.drain_until = time.monotonic() + _DRAIN_SECONDS
@@ -392,20 +381,20 @@ class Supervisor:
     def _stop(self):
         self._stop_at = None
         kill_at = self._kill_at = time.monotonic() + GRACE_SECONDS
-        self._spawner.signal_all(signal.SIGTERM)
+        self.spawner.signal_all(signal.SIGTERM)
         return kill_at
 
     def _kill(self):
         self._killed_at = time.monotonic()
-        self._spawner.signal_all(signal.SIGKILL)
+        self.spawner.signal_all(signal.SIGKILL)
 
     def _clean_up(self):
         """Ends processes that are left, in the background or because of an exception, and reaps."""
-        if self._spawner.any_left():
+        if self.spawner.any_left():
             kill_at = self._stop() if self._kill_at is None else self._kill_at
-            while self._spawner.any_left() and self._killed_at is None and time.monotonic() < kill_at:
+            while self.spawner.any_left() and self._killed_at is None and time.monotonic() < kill_at:
                 time.sleep(_POLL_SECONDS)
-        self._spawner.kill_all()
+        self.spawner.kill_all()
         for running in [*self._running, *self._ended]:
             for fd in list(running.forwarders):
                 self._close(running, fd)

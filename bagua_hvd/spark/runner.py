@@ -349,8 +349,8 @@ def _run(job, rank, env):
     stdout, stderr = connect(Output(rank, "stdout")), connect(Output(rank, "stderr"))
     command = [job.executable or sys.executable, "-m", "bagua_hvd.runner.function_task", f":{job.server_port}"]
     try:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.fileno(),
-                                   stderr=stderr.fileno(), start_new_session=True)
+        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=stdout.socket,
+                                   stderr=stderr.socket, start_new_session=True)
     except OSError as error:
         ended = Ended(_NOT_FOUND, f"{socket.gethostname()} cannot run {command[0]}: {error.strerror}")
     else:

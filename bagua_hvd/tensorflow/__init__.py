@@ -7,9 +7,9 @@ _require("TensorFlow", (2, 16))       # before anything else can fail
 from bagua_hvd import algorithms
 from bagua_hvd._keras.values import consensus
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.basics import *
 from bagua_hvd.job.basics import Adasum, Max, Min, Product, is_homogeneous
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from bagua_hvd.job.surface import *
 from bagua_hvd.tensorflow import elastic
 from bagua_hvd.tensorflow import tf_keras as _tf_keras
 from bagua_hvd.tensorflow.compression import Compression

@@ -15,9 +15,9 @@ from bagua_hvd.core.native import TensorView, ffi
 from bagua_hvd.core.util import num_rank_is_power_2 as check_num_rank_power_of_2  # noqa: F401  (Horovod's name)
 from bagua_hvd.core.vectors import native_order
 from bagua_hvd.job import basics
+from bagua_hvd.job.basics import *  # noqa: F403  (of this module, too)
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, check_registered, global_process_set, registered_id
-from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.tensorflow import collective_ops
 from bagua_hvd.tensorflow.bridge import Bridge
 from bagua_hvd.tensorflow.compression import Compression

@@ -8,9 +8,9 @@ import torch as _torch
 
 from bagua_hvd import algorithms
 from bagua_hvd.core.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from bagua_hvd.job.basics import *
 from bagua_hvd.job.basics import Adasum, Max, Min, Product, wait_for_gpus
 from bagua_hvd.job.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from bagua_hvd.job.surface import *
 from bagua_hvd.torch import elastic
 from bagua_hvd.torch.compression import Compression
 from bagua_hvd.torch.functions import (

@@ -13,9 +13,9 @@ from bagua_hvd.collectives.compression import Compressor
 from bagua_hvd.collectives.rules import handle_average_backwards_compatibility, poll, synchronize  # noqa: F401
 from bagua_hvd.core.util import doc_from
 from bagua_hvd.job import basics
+from bagua_hvd.job.basics import *  # noqa: F403  (of this module, too)
 from bagua_hvd.job.basics import Adasum, Average, Max, Min, Product, Sum, is_homogeneous  # noqa: F401
 from bagua_hvd.job.process_sets import ProcessSet, global_process_set
-from bagua_hvd.job.surface import *  # noqa: F403  (of this module, too)
 from bagua_hvd.torch.autograd import (
     HorovodAllgather,
     HorovodAllreduce,

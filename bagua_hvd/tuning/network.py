@@ -91,7 +91,7 @@ class Measured(NamedTuple):
         seconds = max(seconds, NOISE * self.large * 1e-6, 1e-9)
         first = rate = line_bytes(self.nbytes - next_nbytes, n) / seconds
         for _ in range(_NEARER):            # by the schedules for these sizes on such a link, with packet headers
-            took = [max(allreduces(n, [nbytes], Network(latency, rate))) - latency * critical_hops(n, nbytes)
+            took = [allreduce_seconds(n, nbytes, Network(latency, rate)) - latency * critical_hops(n, nbytes)
                     for nbytes in (self.nbytes, next_nbytes)]
             rate = min(first * _FARTHEST, max(first / _FARTHEST, rate * (took[0] - took[1]) / seconds))
         return Network(latency, min(_FASTEST, max(rate, seen)))
@@ -105,9 +105,14 @@ class Measured(NamedTuple):
 
 
 @lru_cache(maxsize=512)
+def allreduce_seconds(n: int, nbytes: int, network: Network) -> float:
+    """The time at which the last of n hosts finishes an allreduce; see allreduces()."""
+    return max(allreduces(n, [nbytes], network))
+
+
 def critical_hops(n: int, nbytes: int) -> float:
     """Hops that ranks wait for in an allreduce between n hosts, if bytes take no time."""
-    return max(allreduces(n, [nbytes], Network(1.0, _FASTEST)))
+    return allreduce_seconds(n, nbytes, Network(1.0, _FASTEST))
 
 
 def line_bytes(nbytes: int, n: int) -> float:
@@ -183,10 +188,7 @@ def _ps(codec: Codec) -> tuple[int, int]:
 
 
 def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
-    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread that starts now measures.
-
-    It measures while this process computes, as in training.
-    """
+    """For each codec, (ps to encode an element, ps to decode one), in float32; a thread measures, as in training."""
     pool = ThreadPoolExecutor(1, "codecs' speeds")
     found = pool.submit(lambda: [_ps(codec) for codec in codecs])
     pool.shutdown(wait=False)
@@ -194,10 +196,7 @@ def speeds(codecs: Sequence[Codec]) -> Future[list[tuple[int, int]]]:
 
 
 def available_mib() -> int:
-    """MiB that are available without swapping, according to the kernel, and within the container's limit.
-
-    No plan is chosen whose state would not fit.
-    """
+    """MiB that are available without swapping, according to the kernel, and within the container's limit."""
     found = [UNKNOWN_MIB]
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())

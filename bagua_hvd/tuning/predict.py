@@ -11,12 +11,11 @@ import statistics
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from bagua_hvd.training.model import StepTimes
 from bagua_hvd.tuning.cost import Cost
-from bagua_hvd.tuning.network import Measured, Network, allreduces, line_bytes
+from bagua_hvd.tuning.network import Measured, allreduce_seconds, line_bytes
 
 AT_ONCE = 8             # buckets that may be in flight (native/core/negotiation/coordinator.h)
 AGREED_HOPS = 2
@@ -107,7 +106,8 @@ class Predictor:
         network, line, after, codes = self._network, 0.0, 0.0, 0.0
         if cost.allreduced:
             line = line_bytes(cost.allreduced, self._ends) / network.bytes_per_s
-            after = max(0.0, _allreduce(self._ends, cost.allreduced, network) - line - AGREED_HOPS * network.latency_s)
+            whole = allreduce_seconds(self._ends, cost.allreduced, network)
+            after = max(0.0, whole - line - AGREED_HOPS * network.latency_s)
         if cost.rounds:
             encode, decode = self._ps[cost.codec]
             codes = (cost.encoded * encode + cost.decoded * decode) * 1e-12
@@ -154,8 +154,3 @@ class Predictor:
 def total_line_bytes(parts: Sequence[Part], ends: int) -> float:
     """Bytes that each link carries in a step."""
     return sum(line_bytes(part.cost.allreduced, ends) + part.cost.sent for part in parts)
-
-
-@lru_cache(maxsize=512)
-def _allreduce(n: int, nbytes: int, network: Network) -> float:
-    return max(allreduces(n, [nbytes], network))

@@ -244,11 +244,7 @@ class Tuner:
             self._candidate_lost = max(self._candidate_lost, _losses_ppm(bucket, codec))
 
     def stepped(self) -> None:
-        """Called after each step, on all ranks.
-
-        Raises:
-            HorovodInternalError: a rank was lost.
-        """
+        """Called after each step, on all ranks. HorovodInternalError: a rank was lost."""
         self._sampling = False
         self._continues_in -= 1
         if self._continues_in == 0:

@@ -24,13 +24,13 @@ def broadcast(value):
 
 def cut():
     """Breaks the connection to the driver."""
-    elastic_worker.worker.link._connection._socket.shutdown(socket.SHUT_RDWR)
+    elastic_worker.worker.link._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 def cut_until_training():
     link = elastic_worker.worker.link
     connect = link._connect
-    link._connect = lambda greeting: TRAINS.wait() and connect(greeting)
+    link._connect = lambda again: TRAINS.wait() and connect(again)
     cut()
 
 

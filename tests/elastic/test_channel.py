@@ -12,7 +12,7 @@ import pytest
 from bagua_hvd.core import native
 from bagua_hvd.core.exceptions import HorovodInternalError
 from bagua_hvd.job import channel, elastic_worker
-from bagua_hvd.job.channel import Hello, HelloAgain
+from bagua_hvd.job.channel import Hello
 from bagua_hvd.job.elastic_worker import (
     WORKER_SAYS,
     Assignment,
@@ -171,7 +171,7 @@ def test_a_handshake_that_is_passed_on_to_another_port_proves_nothing():
 @pytest.mark.parametrize("line", [b"x" * (channel.MESSAGE_MAX + 10), b"[1]\n", b"{\n", b"\xff\n"])
 def test_nonsense_ends_the_connection(service, line):
     connection = worker_2(service)
-    connection._socket.sendall(line)
+    connection.socket.sendall(line)
     assert connection.receive(Synced) is None
     assert event(service) == ("disconnected", 2, None)
 
@@ -186,7 +186,7 @@ def test_one_connection_for_each_worker(service):
 
 def test_a_further_connection_ends_the_one_that_is_said_to_be_broken(service):
     first, second = worker_2(service), connect(service)
-    second.send(HelloAgain(2))
+    second.send(Hello(2, again=True))
     assert first.receive(Synced) is None
     second.send(Synced())
     assert event(service)[:2] == ("synced", 2)

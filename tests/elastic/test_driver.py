@@ -36,7 +36,7 @@ class Job:
                                     lambda *facts: self.ends.append(facts), lambda: self.now, survivors_seconds)
         self.hosts = {}         # number -> host, of all workers that were started
         self.slots = {}
-        self.stopped, self.killed, self.sent, self.said, self.ends, self.forgotten = [], [], [], [], [], []
+        self.stopped, self.killed, self.sent, self.said, self.ends = [], [], [], [], []
         self.find(hosts)
 
     # The crew's interface.
@@ -55,9 +55,6 @@ class Job:
 
     def place(self, number, slot):
         pass
-
-    def forget(self, numbers):
-        self.forgotten += sorted(numbers)
 
     def interface(self, host, hosts):
         if self.closed is not None and self.closed <= set(hosts):
@@ -113,28 +110,6 @@ def running(hosts, **settings):
     assert job.ranks() == {number: number for number in numbers}
     job.sync(*numbers)
     return job
-
-
-def test_a_worker_is_forgotten_when_its_failure_can_no_longer_be_the_jobs():
-    job = running({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1)
-    job.find({"a": 1, "b": 1, "c": 1, "d": 1})
-    job.end(3, 1)                   # no member: its failure is never the job's
-    assert job.forgotten == [3]
-    job.end(1, 137)                 # would explain the end of the job up to the next rendezvous
-    assert job.forgotten == [3]
-    job.join(0, 2)
-    assert job.ranks() == {0: 0, 2: 1} and job.forgotten == [3, 1]
-    job.end(0, 0)
-    job.end(2, 5)                   # explains the end
-    assert job.forgotten == [3, 1, 0] and job.driver.failure.process == 2
-
-
-def test_a_worker_that_is_killed_is_forgotten_at_its_end():
-    job = running({"a": 1, "b": 1, "c": 1}, num_proc=3, min_num_proc=1)
-    job.join(0, 2, silent=1)
-    assert job.killed == [1] and job.ranks() == {0: 0, 2: 1} and job.forgotten == []
-    job.end(1, 137)
-    assert job.forgotten == [1]
 
 
 def test_the_members_of_a_meeting_hear_of_an_end():

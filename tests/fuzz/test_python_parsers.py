@@ -22,7 +22,7 @@ from bagua_hvd.job.rendezvous import Register
 from bagua_hvd.job.server import Service
 from bagua_hvd.runner import launch
 from bagua_hvd.runner.common.util.hosts import HostInfo, parse_host_files, parse_hosts
-from bagua_hvd.runner.ssh import agent
+from bagua_hvd.runner.ssh import frames
 
 # `make fuzz` sets FUZZ_SECONDS: then there are many examples.
 LONG = "FUZZ_SECONDS" in os.environ
@@ -159,8 +159,8 @@ def test_the_service_takes_whatever_a_worker_says(service, said):
     try:
         connection.send(Hello(random.randrange(1 << 30)))
         for data in said:
-            connection._socket.sendall(data)
-        connection._socket.shutdown(socket.SHUT_WR)
+            connection.socket.sendall(data)
+        connection.socket.shutdown(socket.SHUT_WR)
         while connection._file.read(100):
             pass
     except OSError:
@@ -175,7 +175,7 @@ def test_the_service_takes_whatever_a_worker_says(service, said):
 @example([b"\x21\0\0\0\1\xff\xff\xff\xff"], False)
 @example([b"\x63\0\0\0\1\0\0\0\0"], False)
 def test_frames_of_ssh(pieces, after_magic):
-    reader = agent.Reader(after_magic)
+    reader = frames.Reader(after_magic)
     for piece in pieces:
         for kind, number, payload in refused_or(reader.feed, piece) or []:
-            assert isinstance(kind, agent.Kind) and 0 <= number < 1 << 32 and isinstance(payload, bytes)
+            assert isinstance(kind, frames.Kind) and 0 <= number < 1 << 32 and isinstance(payload, bytes)

@@ -11,7 +11,7 @@ import pytest
 
 from bagua_hvd.job.reporting import MARK
 from bagua_hvd.runner.common.util.hosts import SlotInfo
-from bagua_hvd.runner.reports import Dashboard, Reports
+from bagua_hvd.runner.reports import Dashboard, Filter, Reports
 
 pytest.importorskip("rich")
 pytestmark = pytest.mark.timeout(120)
@@ -120,8 +120,9 @@ class Sink:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_reports_are_taken_out(size):
-    dashboard, sink = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)]), Sink()
-    stream = Reports(dashboard).filter("process", 0, sink)
+    dashboard, sink = Dashboard(), Sink()
+    dashboard.reset_rank(SlotInfo("h", 0, 0, 0, 1, 1, 1))
+    stream = Filter(Reports(dashboard), "process", 0, sink)
     facts = {"steps": 3, "bytes": 5, "blocked_ms": 0.5}
     report = MARK + json.dumps({"type": "figures", "figures": facts}).encode() + b"\n"
     data = b"a" + report + b"\0b\0\nbar 10%" + report + b"\rbar 20%" + MARK + b"no json\n" + b"end\0bagua"
@@ -138,15 +139,18 @@ def test_reports_are_taken_out(size):
     '{"type": "stalled", "rank": 0, "operations": 1, "names": "a"}', '{"type": "stalled", "rank": 0}', "[" * 100_000,
 ])
 def test_no_report(text):
-    dashboard = Dashboard([SlotInfo("h", 0, 0, 0, 1, 1, 1)])
+    dashboard = Dashboard()
+    dashboard.reset_rank(SlotInfo("h", 0, 0, 0, 1, 1, 1))
     reports = Reports(dashboard)
-    reports.filter("process", 0, Sink()).feed(MARK + text.encode(errors="surrogateescape") + b"\n")
+    Filter(reports, "process", 0, Sink()).feed(MARK + text.encode(errors="surrogateescape") + b"\n")
     assert reports.because_of == {} and dashboard._ranks[0].facts == {} and dashboard._ranks[0].stalled == ""
 
 
 def test_stalled_operations():
-    dashboard = Dashboard([SlotInfo("h", rank, 0, 0, 2, 1, 2) for rank in range(2)])
-    stream = Reports(dashboard).filter("process", 0, Sink())
+    dashboard = Dashboard()
+    for rank in range(2):
+        dashboard.reset_rank(SlotInfo("h", rank, 0, 0, 2, 1, 2))
+    stream = Filter(Reports(dashboard), "process", 0, Sink())
 
     def report(**fields):
         stream.feed(MARK + json.dumps({"type": "stalled", **fields}).encode() + b"\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bagua_hvd
+from bagua_hvd.runner import reports
 from bagua_hvd.runner.output import Console, TextStream
-from bagua_hvd.runner.reports import Reports
 from bagua_hvd.runner.ssh.connection import RemoteProcess
 from bagua_hvd.runner.supervisor import Supervisor, Task
 from launcher import wait_until
@@ -46,14 +46,17 @@ def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
         assert re.search(rf"\[{other}\]<stderr>:.*HorovodInternalError: .*rank {rank} ", stderr), stderr
 
 
-def test_the_last_line_is_compared_although_its_writer_is_forgotten():
-    reports, failure = Reports(), b"Traceback (most recent call last):\nLookupError: mine\n"
+def test_the_output_of_the_last_processes_is_kept(monkeypatch):
+    """Elastic jobs restart workers for weeks."""
+    monkeypatch.setattr(reports, "_TAILS_MAX", 2)
+    kept, failure = reports.Reports(), b"Traceback (most recent call last):\nLookupError: mine\n"
     for process in 1, 2:
-        reports.record_stderr(process, failure)
-    reports.forget([2])
-    assert reports._buried_traceback(1) == b""
-    reports.record_stderr(3, b"other words\n")
-    assert reports._buried_traceback(1) == failure
+        kept.record_stderr(process, failure)
+    assert kept._buried_traceback(1) == b""             # the other one's is the same
+    kept.record_stderr(1, b"other words\n")
+    assert kept._buried_traceback(2) == failure
+    kept.record_stderr(3, b"")
+    assert kept._buried_traceback(2) == b"" and list(kept._stderr_tail) == [1, 3]
 
 
 class _NoSink:

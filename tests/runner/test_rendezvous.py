@@ -176,7 +176,7 @@ def test_a_port_in_use_is_named(rendezvous):
     Register("s", 0, 2, "", "soon", 1.0), Register("s", 0, 2, "", float("nan"), 1.0)])
 def test_requests_out_of_their_bounds_are_dropped(rendezvous, sent):
     connection = channel.Connection("127.0.0.1", rendezvous.port, SECRET, 10)
-    connection.set_timeout(10)
+    connection.socket.settimeout(10)
     connection.send(sent)
     assert connection.receive() is None and not rendezvous._scopes
     connection.close()
@@ -188,7 +188,7 @@ def test_a_rank_that_hangs_up_may_come_again(rendezvous, pool):
         connection.send(Register("init.1", 0, 2, "00", 30.0, 30.0))
         waits(rendezvous, 1)
         if sent:
-            connection._socket.sendall(sent)
+            connection.socket.sendall(sent)
             assert connection.receive() is None
         connection.close()
         wait_until(lambda: not rendezvous._scopes, 30)

@@ -11,12 +11,12 @@ import pytest
 
 from bagua_hvd.runner import mpi_run
 from bagua_hvd.runner.elastic.run import Crew, _RankOutput
-from bagua_hvd.runner.job import OutputOptions
+from bagua_hvd.runner.job import Job
 from bagua_hvd.runner.output import Console
 from bagua_hvd.runner.processes import Guard
 from bagua_hvd.runner.ssh import network
-from bagua_hvd.runner.ssh.agent import Kind, Reader, pack
 from bagua_hvd.runner.ssh.connection import HostOptions
+from bagua_hvd.runner.ssh.frames import Kind, Reader, pack
 from launcher import ROOT
 
 
@@ -150,7 +150,7 @@ def test_a_worker_that_cannot_be_started_is_told_whatever_the_error():
             raise KeyError("nobody has thought of this")
 
     ended = concurrent.futures.Future()
-    crew = Crew([], {}, None, None, NoReach(), None, None, b"", None, lambda *how: ended.set_result(how))
+    crew = Crew(None, None, NoReach(), None, None, lambda *how: ended.set_result(how))
     crew.start(4, "far", None)
     assert ended.result(30) == (4, 255, "'nobody has thought of this'", None)
 
@@ -160,7 +160,7 @@ def test_a_lack_of_threads_is_reported_as_one_of_processes_is(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     ended = []
-    crew = Crew([], {}, None, None, None, None, None, b"", None, lambda *how: ended.append(how))
+    crew = Crew(None, None, None, None, None, lambda *how: ended.append(how))
     monkeypatch.setattr(threading.Thread, "start", start)
     crew.start(4, "far", None)
     assert [(number, code, error.errno) for number, code, error, _ in ended] == [(4, None, errno.EAGAIN)]
@@ -179,7 +179,8 @@ def test_an_output_file_that_cannot_be_opened_costs_the_copy_only(tmp_path):
         write = printed.append
 
     (tmp_path / "rank.1").write_text("no folder")
-    crew = Crew([], {}, OutputOptions(str(tmp_path)), Loop, None, None, None, b"", Console(Sink, Sink), None)
+    job = Job([], {}, HostOptions(), str(tmp_path), console=Console(Sink, Sink))
+    crew = Crew(job, Loop, None, None, None, None)
     output = _RankOutput(lambda rank: crew._forwarder(4, rank, "stdout"), 0)
     output.rank = 1
     output.feed(b"a\n")

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from bagua_hvd.core.version import __version__
-from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Start, pack
 from bagua_hvd.runner.ssh.connection import RemoteHost
-from bagua_hvd.runner.supervisor import Task
+from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Start, pack
 from launcher import wait_until
 
 PRINT_ENVIRONMENT = [sys.executable, "-c", "import json, os; "
@@ -323,7 +322,7 @@ class _LostMeanwhile(RemoteHost):
 
 def test_a_connection_lost_meanwhile_ends_a_process_once():
     host = _LostMeanwhile()
-    process = host.start(Task(0, ["true"], {}, None, None))
+    process = host.start(0, ["true"], {})
     # It is registered, so only the thread that notices the loss ends it.
     assert (host.sent, [*host._processes.values()], process.poll()) == ([Kind.START], [process], None)
     process.end(255)

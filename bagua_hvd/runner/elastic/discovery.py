@@ -31,11 +31,7 @@ class HostDiscovery:
 
 
 class FixedHosts(HostDiscovery):
-    """A list that changes only through set().
-
-    Args:
-        hosts: {name: slots}.
-    """
+    """A list, {name: slots}, that changes only through set()."""
 
     def __init__(self, hosts: dict[str, int]) -> None:
         self.set(hosts)
@@ -145,11 +141,7 @@ class HostDiscoveryScript(HostDiscovery):
 @contextmanager
 def searched(discovery: HostDiscovery, on_found: Callable[[dict[str, int]], object],
              say: Callable[[str], object]) -> Iterator[threading.Thread]:
-    """Queries a HostDiscovery every second, in a thread of its own, which it yields.
-
-    Args:
-        on_found: function of {name: slots}. say: prints a line.
-    """
+    """Queries a HostDiscovery every second, in a thread of its own, which it yields. on_found: gets {name: slots}."""
     ended = threading.Event()
 
     def search():

@@ -130,12 +130,7 @@ class ElasticDriver:
 
     def joined(self, number: int, skip_sync: bool = False, failure: str | None = None,
                silent: int | None = None) -> None:
-        """A worker called init().
-
-        Args:
-            skip_sync: it needs no synchronization of the state. failure: why the last rendezvous failed to connect.
-            silent: the rank of the present generation from which it receives nothing any more.
-        """
+        """A worker called init(); see elastic_worker.Join."""
         worker = self._workers.get(number)
         if worker is None:
             return
@@ -204,10 +199,6 @@ class ElasticDriver:
         worker = self._workers.pop(number)
         if worker.rank is not None:
             self._rank_ended(worker.rank, exit_code, self._scope())
-        self._handle_end(worker, exit_code, note, because_of)
-        self._forget({number})
-
-    def _handle_end(self, worker, exit_code, note, because_of):
         if worker.phase is Phase.LEAVING:
             # It ended by itself, and may be the cause of the failure because of which it was leaving.
             if exit_code and worker.leave_by is not None:
@@ -250,12 +241,6 @@ class ElasticDriver:
                 self._end_gracefully(other)
         self._last_loss = f" The last host was lost since {said}."
         self._crew.say(f"baguarun: {said}: the host is blacklisted.")
-
-    def _forget(self, numbers):
-        """Makes the crew forget those that have ended, if their failure cannot become the job's any more."""
-        kept = {failure.error.process for failure in self._failures}
-        if ended := numbers - self._workers.keys() - kept:
-            self._crew.forget(ended)
 
     def _matters(self, worker):
         """Whether its end counts for the job: it is a member, or there was no rendezvous yet."""
@@ -477,9 +462,7 @@ class ElasticDriver:
             self._crew.send(worker.number, Assignment(environment, self._scope(), skip_sync, joins))
         self._host_changes = self._waiting_since = None
         self._failed_starts = 0
-        failed = {failure.error.process for failure in self._failures}
         self._failures.clear()
-        self._forget(failed)
         if self.generation > 1:
             self._crew.say(f"baguarun: the job continues with size {len(members)}, on {', '.join(interfaces)}.")
 

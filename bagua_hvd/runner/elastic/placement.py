@@ -81,11 +81,7 @@ def fit(workers: Iterable[Worker], leaving: Iterable[Worker], hosts: dict[str, i
 
 
 def assign(members: Collection[Worker], hosts: Iterable[str]) -> dict[Worker, SlotInfo]:
-    """{worker: SlotInfo} for the members of a rendezvous.
-
-    Args:
-        hosts: names in order; decides between hosts without the job's state.
-    """
+    """{worker: SlotInfo} for the members of a rendezvous. The order of `hosts` decides between those without state."""
     by_host: dict[str, list[Worker]] = {}
     for worker in sorted(members, key=seniority):
         by_host.setdefault(worker.host, []).append(worker)

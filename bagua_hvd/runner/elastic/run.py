@@ -2,20 +2,15 @@
 
 The crew carries out the driver's decisions: processes, their output under their present ranks, messages.
 """
-import base64
 import errno
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Any
 
 from bagua_hvd.core import variables
-from bagua_hvd.job import reporting
-from bagua_hvd.job.channel import make_secret_key
 from bagua_hvd.job.elastic_worker import DRIVER, WORKER, WORKER_SAYS
 from bagua_hvd.job.probe import interface_of
 from bagua_hvd.job.rendezvous import Rendezvous
@@ -24,11 +19,9 @@ from bagua_hvd.runner.common.util.hosts import SlotInfo, bind_address, is_local,
 from bagua_hvd.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager, searched
 from bagua_hvd.runner.elastic.driver import ElasticDriver
 from bagua_hvd.runner.elastic.settings import ElasticSettings
-from bagua_hvd.runner.job import Interrupted, OutputOptions, WorkerFailed, worker_environment
-from bagua_hvd.runner.output import Console, Descriptor, LineForwarder
-from bagua_hvd.runner.reports import Dashboard, Reports
-from bagua_hvd.runner.spawner import AnyProcess, Spawner, Task
-from bagua_hvd.runner.ssh.connection import LOST, HostOptions, SshSpawner
+from bagua_hvd.runner.job import Interrupted, Job, worker_environment
+from bagua_hvd.runner.spawner import AnyProcess, Task
+from bagua_hvd.runner.ssh.connection import LOST
 from bagua_hvd.runner.ssh.network import Reach
 from bagua_hvd.runner.supervisor import GRACE_SECONDS, Outcome, Supervisor
 
@@ -72,58 +65,38 @@ def listen_address(discovery: HostDiscovery, settings: ElasticSettings) -> str:
     return bind_address(discovery.find_available_hosts_and_slots()) if settings.hosts_are_fixed else EVERY_INTERFACE
 
 
-def run_elastic(command: list[str], discovery: HostDiscovery, settings: ElasticSettings, env: dict[str, str],
-                output: OutputOptions, options: HostOptions, cooldown_range: Sequence[float] | None = None,
-                console: Console | None = None, secret_key: bytes | None = None, dashboard: bool = False) -> None:
+def run_elastic(job: Job, discovery: HostDiscovery, settings: ElasticSettings,
+                cooldown_range: Sequence[float] | None = None) -> None:
     """Runs the command as the ranks of an elastic job; returns when a worker, and with it the job, has ended with 0.
 
     Args:
-        command, env, console, secret_key, dashboard: as in run_static. cooldown_range: see HostManager.
+        cooldown_range: see HostManager.
     Raises:
         WorkerFailed: workers failed, and the job could not continue without them. Interrupted: a signal stopped the
             job. RuntimeError: too few slots for too long, too many resets, no state left, or the first discovery
             failed. Its cause is the WorkerFailed of a worker that failed before, if one did.
-        ValueError: a variable in `env` is malformed.
         OSError: the output directory cannot be written, or no process can be started.
         In all cases no process is left running.
     """
-    console = console or Console(Descriptor(1), Descriptor(2))
-    survivors = variables.read("BAGUA_HVD_GRACE_SECONDS", env)
     hosts = HostManager(discovery, cooldown_range)
     # Before there is anything to clean up: a discovery that fails at once is the user's mistake.
     first = discovery.find_available_hosts_and_slots()
-    repeats_traceback = secret_key is None
-    secret_key = secret_key or make_secret_key()
-    secret = base64.b64decode(secret_key)
     events: queue.SimpleQueue = queue.SimpleQueue()
-    address = listen_address(discovery, settings)
-    with ExitStack() as stack:
-        table = stack.enter_context(Dashboard()) if dashboard else None
-        if table:
-            console = table.console
-            env = {**env, reporting.VARIABLE: "1"}
-        ssh = SshSpawner(options, env)
-        spawner = stack.enter_context(Spawner(ssh))
-        rendezvous = stack.enter_context(Rendezvous(secret, address))
-        service = stack.enter_context(Service(secret, lambda *event: events.put(event), WORKER_SAYS, address))
+    address, survivors = listen_address(discovery, settings), job.survivors_seconds
+    with job.running(), ExitStack() as stack:
+        rendezvous = stack.enter_context(Rendezvous(job.secret, address))
+        service = stack.enter_context(Service(job.secret, lambda *event: events.put(event), WORKER_SAYS, address))
         crew: Crew
-        supervisor = Supervisor(console, spawner=spawner, on_exit=lambda *ended: crew.exited(*ended))
-        reach = Reach(ssh, options, supervisor.call)
-        crew = Crew(command, env, output, supervisor, reach, service, rendezvous, secret_key, console,
-                    lambda number, *how: events.put(("ended", number, how)), table)
-        ssh.say = lambda text: crew.say(f"baguarun: {text}")
+        supervisor = Supervisor(job.console, spawner=job.spawner, on_exit=lambda *ended: crew.exited(*ended))
+        crew = Crew(job, supervisor, Reach(job.spawner, job.options, supervisor.call), service, rendezvous,
+                    lambda number, *how: events.put(("ended", number, how)))
+        job.spawner.say = lambda text: crew.say(f"baguarun: {text}")
         driver = ElasticDriver(settings, hosts, crew, rendezvous.rank_ended, survivors_seconds=survivors)
         driver.hosts_found(first)
         stack.enter_context(searched(discovery, lambda found: events.put(("hosts", None, found)), crew.say))
-        try:
-            outcome = run_beside(supervisor, lambda: drive(driver, events, lambda: supervisor.stopping), survivors)
-        except RuntimeError as error:
-            failed = error if isinstance(error, WorkerFailed) else error.__cause__
-            if isinstance(failed, WorkerFailed) and repeats_traceback:
-                crew.reports.repeat_traceback(console, failed.rank, failed.process)
-            raise
-    if outcome.signum is not None:
-        raise Interrupted(outcome.signum)
+        outcome = run_beside(supervisor, lambda: drive(driver, events, lambda: supervisor.stopping), survivors)
+        if outcome.signum is not None:
+            raise Interrupted(outcome.signum)
 
 
 def run_beside(supervisor: Supervisor, main: Callable[[], object], survivors_seconds: float = 0) -> Outcome:
@@ -187,10 +160,7 @@ def _handle(driver, event, number, data):
 
 
 class _RankOutput:
-    """One output stream of a worker. Like LineForwarder, but the rank may change.
-
-    The supervisor's loop calls feed() and close(); another thread may set rank.
-    """
+    """One output stream of a worker. Like LineForwarder, but the rank may change; any thread may set it."""
 
     def __init__(self, make, rank):
         self._make = make
@@ -212,31 +182,19 @@ class Crew:
     """The crew of a driver.ElasticDriver.
 
     Args:
-        env: the launcher's environment, including variables set by its flags. supervisor: its on_exit is the crew's.
-        secret_key: base64 bytes.
+        supervisor: its on_exit is the crew's.
         on_end: function of (number, exit code, note, because_of), see driver.ElasticDriver.ended; called in any thread
             when a process has ended, or could not be started.
-    Attributes:
-        reports: Reports of the workers, by number.
     """
 
-    def __init__(self, command: list[str], env: dict[str, str], output: OutputOptions, supervisor: Supervisor,
-                 reach: Reach, service: Service, rendezvous: Rendezvous, secret_key: bytes, console: Console,
-                 on_end: Callable[[int, int | None, Any, int | None], object],
-                 dashboard: Dashboard | None = None) -> None:
-        self._command = command
-        self._env = env
-        self._output = output
+    def __init__(self, job: Job, supervisor: Supervisor, reach: Reach, service: Service, rendezvous: Rendezvous,
+                 on_end: Callable[[int, int | None, Any, int | None], object]) -> None:
+        self._job = job
         self._supervisor = supervisor
         self._reach = reach
         self._service = service
         self._rendezvous = rendezvous
-        self._secret_key = secret_key
-        self._console = console
         self._on_end = on_end
-        self._dashboard = dashboard
-        self.reports = Reports(dashboard)
-        self._written: set[str] = set()     # paths of output files
         # Changed by the supervisor's loop only.
         self._running: dict[int, tuple[AnyProcess, tuple[_RankOutput, _RankOutput]]] = {}      # by number
         self._stopped: set[int] = set()     # numbers of workers that must not be started any more
@@ -267,7 +225,7 @@ class Crew:
         if number in self._stopped or self._supervisor.stopping:
             self._on_end(number, LOST, "not started", None)
             return
-        env = worker_environment(self._env, slot, place.rendezvous, self._rendezvous.port, self._secret_key,
+        env = worker_environment(self._job.env, slot, place.rendezvous, self._rendezvous.port, self._job.secret_key,
                                  place.interface)
         env.update({"HOROVOD_ELASTIC": "1", DRIVER: join_address(place.rendezvous, self._service.port),
                     WORKER: str(number)})
@@ -279,7 +237,7 @@ class Crew:
         stdout, stderr = (_RankOutput(lambda rank, stream=stream: self._forwarder(number, rank, stream), slot.rank)
                           for stream in ("stdout", "stderr"))
         try:
-            process = self._supervisor.start(Task(number, self._command, env, stdout, stderr, host))
+            process = self._supervisor.start(Task(number, self._job.command, env, stdout, stderr, host))
         except OSError as error:
             self._not_started(number, error)
         else:
@@ -289,20 +247,15 @@ class Crew:
         """For the supervisor: a process has ended."""
         if exit_code and not self._supervisor.stopping:     # its descendants may not live as long as the job
             self._supervisor.terminate(process)
-        self._on_end(process.name, exit_code, process.note, self.reports.because_of.get(process.name))
+        self._on_end(process.name, exit_code, process.note, self._job.reports.because_of.get(process.name))
 
     def _forwarder(self, number, rank, stream):
-        file = None
-        if self._output.directory is not None:
-            path = os.path.join(self._output.directory, f"rank.{rank}", stream)
-            try:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                file = open(path, "ab" if path in self._written else "wb")  # a rank may have several processes in turn
-                self._written.add(path)
-            except OSError as error:
-                self.say(f"baguarun: not writing {path}: {error.strerror}")
-        forwarder = LineForwarder(self._console, rank, stream, self._output.timestamp, file)
-        return self.reports.filter(number, rank, forwarder) if stream == "stderr" else forwarder
+        folder = f"rank.{rank}"
+        try:
+            return self._job.forwarder(number, rank, stream, folder)
+        except OSError as error:
+            self.say(f"baguarun: not writing {self._job.directory}/{folder}/{stream}: {error.strerror}")
+            return self._job.forwarder(number, rank, stream)
 
     def stop(self, number: int, grace_seconds: float = GRACE_SECONDS) -> None:
         """Sends SIGTERM, and SIGKILL after the grace period."""
@@ -313,22 +266,11 @@ class Crew:
         if number in self._running:
             self._supervisor.terminate(self._running[number][0], grace_seconds)
 
-    def forget(self, numbers: AbstractSet[int]) -> None:
-        """Drops the output of workers whose end the driver has handled: it places and stops them no more."""
-        self._supervisor.call_soon(lambda: self._forget(numbers))
-
-    def _forget(self, numbers):
-        for number in numbers:
-            self._running.pop(number, None)
-            self._stopped.discard(number)
-        self.reports.forget(numbers)
-
     def place(self, number: int, slot: SlotInfo) -> None:
         """From now on the worker's output is printed under the SlotInfo's rank."""
         for output in self._running[number][1]:
             output.rank = slot.rank
-        if self._dashboard:
-            self._dashboard.reset_rank(slot)
+        self._job.show(slot)
 
     def interface(self, host: str, hosts: Iterable[str]) -> str:
         """The interface by which a worker of `host` connects to those of `hosts`. NoRoute: there is none."""
@@ -339,4 +281,4 @@ class Crew:
 
     def say(self, text: str) -> None:
         """Prints a line of the launcher itself."""
-        self._supervisor.call_soon(lambda: self._console.say(text))
+        self._supervisor.call_soon(lambda: self._job.console.say(text))

@@ -1,8 +1,4 @@
-"""Other hosts of a job, each reached by one connection of the OpenSSH client.
+"""Other hosts of a job, each reached by one connection of the OpenSSH client; all secrets go through it.
 
-    connection.py  the launcher's end: an ssh process for each host, and the processes that are started there
-    agent.py       the host's end: runs the processes, with the same supervisor as the launcher; the connection's frames
-    network.py     the address of each host, from the probes' results
-
-All secrets go through the connection. The agent ends with the connection, and all its processes with it.
+The agent at its other end ends with the connection, and all its processes with it.
 """

@@ -1,22 +1,17 @@
 """A host's end of a connection: runs processes for the launcher, and stops them when the launcher is gone.
 
-sshd starts it; its input and output carry frames from and to the launcher: kind, number, length and payload. When the
-input ends, or the launcher is silent for longer than it announced (a lost network), everything is stopped: SIGTERM,
-then SIGKILL. If the agent itself is killed, its processes are killed, too: see processes.Guard. Needs only Python's own
-modules.
-
-The host's first bytes are MAGIC; output of a login shell before them is skipped. JSON payloads may hold text with
-undecodable bytes (surrogates), as environments do.
+sshd starts it; its input and output carry frames from and to the launcher. When the input ends, or the launcher is
+silent for longer than it announced (a lost network), everything is stopped: SIGTERM, then SIGKILL. If the agent itself
+is killed, its processes are killed, too: see processes.Guard. Needs only Python's own modules.
 """
-import enum
 import json
 import os
-import struct
+import selectors
 import sys
 import threading
 import time
-from dataclasses import dataclass, is_dataclass
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import NoReturn
 
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job import probe
@@ -24,102 +19,11 @@ from bagua_hvd.job.channel import fill
 from bagua_hvd.job.environment import host_hash
 from bagua_hvd.runner.output import Console, Descriptor
 from bagua_hvd.runner.spawner import AnyProcess, Task
+from bagua_hvd.runner.ssh.frames import MAGIC, Begin, Kind, Reader, Ready, Start, pack
 from bagua_hvd.runner.supervisor import Supervisor
 
-MAGIC = b"\0bagua_hvd agent 1\n"
-_HEAD = struct.Struct("!BII")
-_PAYLOAD_MAX_NBYTES = 1 << 30
 _FIRST_SECONDS = 30.0        # until the launcher has announced how long it may be silent
 _READ_NBYTES = 1 << 16
-
-
-class Kind(enum.IntEnum):
-    """Sender, meaning of the number, and payload of each kind."""
-
-    BEGIN = 1           # launcher; Begin
-    START = 2           # launcher, process; Start
-    SIGNAL = 3          # launcher, process; signal number
-    SIGNAL_ALL = 4      # launcher; signal number
-    FINISH = 5          # launcher: end when no process runs any more; stop background processes
-    PING = 6            # launcher: it lives
-    REQUEST = 7         # launcher, request; [function's name, arguments]
-    READY = 32          # agent, the response to BEGIN; Ready
-    STDOUT = 33         # agent, process; bytes, none: closed
-    STDERR = 34         # agent, process; as STDOUT
-    EXIT = 35           # agent, process; exit code
-    SAY = 36            # agent; bytes for the launcher's stderr
-    RESPONSE = 37       # agent, request; result of the function
-    REFUSAL = 38        # agent, request; why there is no result
-
-
-@dataclass(frozen=True)
-class Begin:
-    """The payload of BEGIN: the launcher's version and working directory.
-
-    silence_seconds: after this time of silence the launcher is given up.
-    """
-
-    version: str
-    folder: str
-    silence_seconds: float
-
-
-@dataclass(frozen=True)
-class Start:
-    """The payload of START. environment: in addition to the host's own."""
-
-    command: list[str]
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The payload of READY. problem: why this host cannot start processes; None: it can. host_hash: of the machine."""
-
-    problem: str | None
-    host_hash: str
-
-
-def pack(kind: Kind, number: int = 0, payload: Any = None) -> bytes:
-    """The bytes of a frame. payload: bytes, one of the dataclasses above, or a JSON-serializable value."""
-    if not isinstance(payload, bytes):
-        payload = json.dumps(vars(payload) if is_dataclass(payload) else payload).encode()
-    return _HEAD.pack(kind, number, len(payload)) + payload
-
-
-class Reader:
-    """Splits received bytes into frames.
-
-    Args:
-        after_magic: whether to skip everything up to MAGIC.
-    """
-
-    def __init__(self, after_magic: bool = False) -> None:
-        self._buffer = bytearray()
-        self._skipping = after_magic
-
-    def feed(self, data: bytes) -> list[tuple[Kind, int, bytes]]:
-        """The frames that are now complete: (kind, number, payload as bytes). ValueError: not frames."""
-        self._buffer += data
-        if self._skipping:
-            at = self._buffer.find(MAGIC)
-            if at < 0:
-                del self._buffer[:-len(MAGIC)]
-                return []
-            del self._buffer[:at + len(MAGIC)]
-            self._skipping = False
-        frames, start = [], 0
-        while len(self._buffer) - start >= _HEAD.size:
-            kind, number, nbytes = _HEAD.unpack_from(self._buffer, start)
-            if nbytes > _PAYLOAD_MAX_NBYTES:
-                raise ValueError(f"a frame of {nbytes} bytes")
-            end = start + _HEAD.size + nbytes
-            if len(self._buffer) < end:
-                break
-            frames.append((Kind(kind), number, bytes(self._buffer[start + _HEAD.size:end])))
-            start = end
-        del self._buffer[:start]
-        return frames
 
 
 class _Stream:
@@ -135,38 +39,28 @@ class _Stream:
         self._output.write(pack(self._kind, self._number, b""))
 
 
-class _LauncherStderr:
-    """A sink for Console that sends the supervisor's messages to the launcher."""
-
-    is_terminal = False
+class _LauncherConsole(Console):
+    """Sends the supervisor's messages to the launcher."""
 
     def __init__(self, output):
+        super().__init__(output, output)
         self._output = output
 
-    def _set_while_blocked(self, function):
-        self._output.while_blocked = function
-
-    while_blocked = property(fset=_set_while_blocked)
-
-    def write(self, data):
-        self._output.write(pack(Kind.SAY, 0, data))
+    def say(self, text):
+        with suppress(BrokenPipeError):
+            self._output.write(pack(Kind.SAY, 0, text.encode(errors="surrogateescape")))
 
 
 class Agent:
-    """See the module.
-
-    Args:
-        source, sink: descriptors of the frames.
-    """
+    """See the module. source, sink: descriptors of the frames."""
 
     def __init__(self, source: int, sink: int) -> None:
         self._source = source
         os.set_blocking(source, False)
         self._output = Descriptor(sink)
-        launcher_stderr = _LauncherStderr(self._output)
-        self._supervisor = Supervisor(Console(launcher_stderr, launcher_stderr), self._should_stop,
-                                      report_failures=False, on_exit=self._on_exit)
-        self._supervisor.watch(source, lambda fd: self._handle())
+        self._supervisor = Supervisor(_LauncherConsole(self._output), self._should_stop, report_failures=False,
+                                      on_exit=lambda process, code: self._send(Kind.EXIT, process.name, code))
+        self._supervisor.selector.register(source, selectors.EVENT_READ, lambda fd: self._handle())
         self._reader = Reader()
         self._frames: list[tuple[Kind, int, bytes]] = []
         self._heard = time.monotonic()
@@ -194,13 +88,13 @@ class Agent:
                 return
             if not data:
                 self._ended = True
-                self._supervisor.unwatch(self._source)
+                self._supervisor.selector.unregister(self._source)
                 return
             self._heard = time.monotonic()
             for frame in self._reader.feed(data):
                 if frame[0] == Kind.SIGNAL_ALL:
                     self._on_signal_all(*frame[1:])
-                else:
+                elif frame[0] != Kind.PING:
                     self._frames.append(frame)
 
     def _should_stop(self):
@@ -262,7 +156,7 @@ class Agent:
 
     def _on_signal_all(self, number, payload):
         signum = json.loads(payload)
-        self._supervisor.signal_all(signum)
+        self._supervisor.spawner.signal_all(signum)
         # Processes that have not started yet would not receive it.
         for frame in [frame for frame in self._frames if frame[0] == Kind.START]:
             self._frames.remove(frame)
@@ -270,12 +164,6 @@ class Agent:
 
     def _on_finish(self, number, payload):
         self._supervisor.finish()
-
-    def _on_ping(self, number, payload):
-        pass
-
-    def _on_exit(self, process, exit_code):
-        self._send(Kind.EXIT, process.name, exit_code)
 
     # ---- requests -----------------------------------------------------------------------------------------------
 

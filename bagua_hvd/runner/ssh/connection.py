@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,8 @@ from bagua_hvd.core import variables
 from bagua_hvd.core.version import __version__
 from bagua_hvd.job.channel import fill
 from bagua_hvd.runner.processes import Process
-from bagua_hvd.runner.spawner import Task
-from bagua_hvd.runner.ssh.agent import Begin, Kind, Reader, Ready, Start, pack
-from bagua_hvd.runner.supervisor import GRACE_SECONDS
+from bagua_hvd.runner.ssh.frames import Begin, Kind, Reader, Ready, Start, pack
 
-# Time for the host to stop background processes, and for the connection to end.
-_CLOSE_SECONDS = GRACE_SECONDS + 5
 LOST = 255      # exit code of processes whose connection was lost: ssh's own
 _PING_SECONDS = 5
 _READ_NBYTES = 1 << 16
@@ -223,12 +219,12 @@ class RemoteHost:
                           f"`{self._options.trial(self.name)}` works, or raise --start-timeout")
         return self.error is None
 
-    def start(self, task: Task) -> RemoteProcess:
-        """Starts a Task and returns its RemoteProcess, which has ended if there is no connection."""
+    def start(self, name: Any, command: list[str], environment: Mapping[str, str]) -> RemoteProcess:
+        """Starts a process, which has ended if there is no connection. environment: in addition to the host's own."""
         with self._lock:
             self._count += 1
             number = self._count
-            process = RemoteProcess(self, number, task.name)
+            process = RemoteProcess(self, number, name)
             error = self.error      # read once: _lose() ends every process in the list
             if error is None:
                 self._processes[number] = process
@@ -236,7 +232,7 @@ class RemoteHost:
             process.end(LOST, error)
             process.close()
         else:
-            self.send(Kind.START, number, Start(task.command, forwarded(task.env or {})))
+            self.send(Kind.START, number, Start(command, forwarded(environment)))
         return process
 
     def any_left(self) -> bool:
@@ -361,84 +357,3 @@ class RemoteHost:
                     "and bagua_hvd where this one has them")
         return (f"host {self.name} cannot be reached ({words}): check that `{self._options.trial(self.name)}` works "
                 "without asking for anything")
-
-
-class UnreachableHosts(RuntimeError):
-    """Hosts that cannot be used; the message has a line for each."""
-
-
-class SshSpawner:
-    """Starts processes on other hosts, for a Spawner. Connects to hosts when they are first named.
-
-    Args:
-        environment: the launcher's.
-    Attributes:
-        say: called in any thread with a line from a host's agent.
-    """
-
-    def __init__(self, options: HostOptions, environment: Mapping[str, str]) -> None:
-        self._options = options
-        self._environment = dict(environment)
-        self._hosts: dict[str, RemoteHost] = {}
-        self.say = lambda text: None
-
-    def close(self) -> None:
-        """Ends all connections, and all processes there."""
-        for host in self._hosts.values():
-            host.send(Kind.FINISH)
-        end = time.monotonic() + _CLOSE_SECONDS
-        for host in self._hosts.values():
-            host.close(max(0, end - time.monotonic()) if host.ready else 0)
-
-    def host(self, name: str) -> RemoteHost:
-        """The RemoteHost of this name; connects to it unless it is connected already."""
-        host = self._hosts.get(name)
-        if host is not None and host.error is not None and not host.any_left():
-            host.close(0)
-            host = None
-        if host is None:
-            host = self._hosts[name] = RemoteHost(name, self._options, self._environment, lambda text: self.say(text))
-        return host
-
-    def connect(self, names: Iterable[str], report: Callable[[str], object] = lambda text: None) -> list[RemoteHost]:
-        """The RemoteHosts of these names, ready to start processes. Connects to all in parallel.
-
-        Args:
-            report: called with a line for each host that is ready.
-        Raises:
-            UnreachableHosts: not all are ready within the options' timeout.
-        """
-        began = time.monotonic()
-        hosts = [self.host(name) for name in names]
-        for host in hosts:
-            if host.wait_ready(max(0, began + self._options.timeout_seconds - time.monotonic())):
-                report(f"{host.name}: connected by ssh")
-        errors = [host.error for host in hosts if host.error is not None]
-        if errors:
-            raise UnreachableHosts("\n".join(errors))
-        return hosts
-
-    def start(self, task: Task) -> RemoteProcess:
-        """Starts a Task, see RemoteHost.start. OSError: no more processes or descriptors."""
-        assert task.host is not None
-        return self.host(task.host).start(task)
-
-    def signal_all(self, signum: int) -> None:
-        """Sends the signal to all processes on all hosts."""
-        for host in self._hosts.values():
-            host.send(Kind.SIGNAL_ALL, 0, signum)
-
-    def any_left(self) -> bool:
-        """Whether a started process still runs."""
-        return any(host.any_left() for host in self._hosts.values())
-
-    def kill_all(self) -> None:
-        """Sends SIGKILL where a process still runs; returns when the hosts have reported their ends, or after
-        _CLOSE_SECONDS. Background processes end with the connection.
-        """
-        for host in self._hosts.values():
-            if host.any_left():
-                host.send(Kind.SIGNAL_ALL, 0, signal.SIGKILL)
-        end = time.monotonic() + _CLOSE_SECONDS
-        while self.any_left() and time.monotonic() < end:
-            time.sleep(0.01)

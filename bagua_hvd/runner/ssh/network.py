@@ -18,7 +18,8 @@ from bagua_hvd.core import variables
 from bagua_hvd.job import probe
 from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.runner.common.util.hosts import is_local
-from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost, SshSpawner
+from bagua_hvd.runner.spawner import Spawner
+from bagua_hvd.runner.ssh.connection import HostOptions, RemoteHost
 
 LAUNCHER = "launcher's host"
 # Time for a host's response, within the total limit.
@@ -75,11 +76,7 @@ def _here():
 
 
 class Network:
-    """The addresses at which hosts reach each other, as far as tried. Hosts may join.
-
-    Args:
-        nics: names of allowed interfaces; None: all.
-    """
+    """The addresses at which hosts reach each other, as far as tried. nics: allowed interfaces; None: all."""
 
     def __init__(self, nics: list[str] | None = None) -> None:
         self._nics = nics
@@ -235,9 +232,9 @@ class Reach:
         call: function that makes the supervisor's loop call a function, and returns a Future.
     """
 
-    def __init__(self, ssh: SshSpawner, options: HostOptions,
+    def __init__(self, spawner: Spawner, options: HostOptions,
                  call: Callable[[Callable[[], RemoteHost]], Future[RemoteHost]]) -> None:
-        self._ssh = ssh
+        self._spawner = spawner
         self._options = options
         self._call = call
         self._lock = threading.Lock()
@@ -273,7 +270,7 @@ class Reach:
             began = time.monotonic()
             try:
                 # No limit: while baguarun's output is not read, its loop waits.
-                remote = self._call(lambda: self._ssh.host(host)).result()
+                remote = self._call(lambda: self._spawner.host(host)).result()
                 began = time.monotonic()
                 if self._joined.get(host) is not remote:
                     if not remote.wait_ready(left):

@@ -137,7 +137,7 @@ class Client:
     @property
     def local_host(self) -> str:
         """The address by which the registry sees this process."""
-        return self._connection.local_host
+        return self._connection.socket.getsockname()[0]
 
     def send(self, message: Any) -> None:
         """Sends one of the messages above. OSError: the registry has ended."""
