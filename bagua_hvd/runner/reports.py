@@ -16,7 +16,7 @@ from bagua_hvd.runner.supervisor import Outcome
 
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
-_TAIL_NBYTES = 1 << 16
+_TAIL_NBYTES = 1 << 15
 _TAILS_MAX = 4096           # elastic jobs restart workers for weeks
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
