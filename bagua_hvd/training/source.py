@@ -2,7 +2,7 @@
 
     Source              here: abstract
     TorchSource         torch/source.py: `p.grad` and the parameters
-    TensorFlowSource    tensorflow/step.py: arrays that a graph has passed over the bridge
+    Step                tensorflow/step.py: arrays that a graph has passed over the bridge
     KerasTorchSource    _keras/torch_reduction.py: Keras on torch
 """
 from abc import ABC, abstractmethod
