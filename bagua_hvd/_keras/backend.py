@@ -1,79 +1,52 @@
 """The differences between the backends of Keras. Everything else in this folder is common to all.
 
-TensorFlow's front end is built on this folder, and registers its parts for Keras; torch's are below. For reductions see
-reduction.py.
+A backend is a module with
+
+    Reduction, Compression          see reduction.py; classes none and fp16
+    translated_errors()             a context in which a failed collective raises HorovodInternalError
+    broadcast_global_variables()    of the root, for graphs of TensorFlow 1
+    wrap(), load_model()            as in optimizer.py, for tf_keras
+
+of which the last three are TensorFlow's only: tensorflow/tf_keras.py, which registers itself, since TensorFlow's front
+end is built on this folder. That of torch is torch_reduction.py.
 """
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from bagua_hvd.reduction.options import GradientOptions
+_of_tensorflow: Any = None
 
 
-@dataclass(frozen=True)
-class Backend:
-    """The parts that a backend supplies for Keras.
-
-    Attributes:
-        make_reduction: see make_reduction().
-        Compression: classes none and fp16.
-        translated_errors: makes a context in which a failed collective raises HorovodInternalError.
-        broadcast_global_variables: function of the root, for graphs of TensorFlow 1.
-        wrap_legacy, load_legacy_model: wrap() and load_model() of optimizer.py for tf_keras.
-    The last three are TensorFlow's only.
-    """
-
-    make_reduction: Callable[..., Any]
-    Compression: Any
-    translated_errors: Callable[[], AbstractContextManager] = nullcontext
-    broadcast_global_variables: Any = None
-    wrap_legacy: Any = None
-    load_legacy_model: Any = None
-
-
-_of_tensorflow: Backend | None = None
-
-
-def register(backend: Backend) -> None:
-    """Registers TensorFlow's Backend."""
+def register(backend: Any) -> None:
+    """Registers TensorFlow's backend."""
     global _of_tensorflow
     _of_tensorflow = backend
 
 
-def current() -> Backend:
-    """The Backend that Keras runs on. If it has none here: TensorFlow's, though without reductions."""
+def current() -> Any:
+    """The backend that Keras runs on. If it has none here: TensorFlow's, though without reductions."""
     if keras.backend.backend() != "torch":
         return of_tf_keras()
-    from bagua_hvd._keras.torch_reduction import Reduction
-    from bagua_hvd.torch.compression import Compression
+    from bagua_hvd._keras import torch_reduction
 
-    return Backend(Reduction, Compression)
+    return torch_reduction
 
 
-def of_tf_keras() -> Backend:
-    """The Backend of tf_keras, TensorFlow's. RuntimeError: its front end has not been imported."""
+def of_tf_keras() -> Any:
+    """The backend of tf_keras, TensorFlow's. RuntimeError: its front end has not been imported."""
     if _of_tensorflow is None:
         raise RuntimeError("models and optimizers of tf_keras need TensorFlow's front end: import bagua_hvd.tensorflow")
     return _of_tensorflow
 
 
-def make_reduction(options: GradientOptions, optimizer: Any, passes: int) -> Any:
-    """The reduction of GradientOptions on this backend.
-
-    Args:
-        optimizer: applies these gradients; held weakly. passes: its backward passes per step.
-    Raises:
-        ValueError: the algorithm cannot serve the optimizer.
-        NotImplementedError: the backend is neither tensorflow nor torch.
-    """
+def make_reduction(options: Any, optimizer: Any, passes: int) -> Any:
+    """The Reduction with these arguments on this backend. NotImplementedError: it is neither tensorflow nor torch."""
     if keras.backend.backend() not in ("tensorflow", "torch"):
         raise NotImplementedError(
             f"KERAS_BACKEND={keras.backend.backend()}: distributed optimizers work on the backends tensorflow and torch"
         )
-    return current().make_reduction(options, optimizer, passes)
+    return current().Reduction(options, optimizer, passes)
 
 
 def as_written(function: Callable[..., Any]) -> Any:

@@ -365,7 +365,7 @@ def wrap(optimizer: Any, options: GradientOptions, passes: int = 1, average_aggr
     """
     check_passes(passes)
     if legacy.is_optimizer(optimizer):
-        return of_tf_keras().wrap_legacy(optimizer, options, passes, average_aggregated)
+        return of_tf_keras().wrap(optimizer, options, passes, average_aggregated)
     if isinstance(optimizer, Distributed) or isinstance(innermost(optimizer), Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -390,7 +390,7 @@ def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_optimiz
     """
     classes = {cls.__name__: cls for cls in custom_optimizers or ()}
     if legacy.in_use():
-        return of_tf_keras().load_legacy_model(filepath, wrap_optimizer, {**classes, **(custom_objects or {})})
+        return of_tf_keras().load_model(filepath, wrap_optimizer, {**classes, **(custom_objects or {})})
     model = keras.models.load_model(filepath, custom_objects={**classes, **(custom_objects or {})})
     if model.optimizer is not None:
         model.optimizer = wrap_optimizer(model.optimizer)

@@ -33,9 +33,9 @@ class Reduction(ABC):
 
     A step is an object of the backend with
 
-        reducer, source             of these variables; source.places: see __call__()
-        exchange(gradients)         the reduced gradients
-        factor(weight)              the factor of this rank's gradients in a weighted average
+        reducer                     of these variables
+        exchange(gradients, places) the reduced gradients; places: see KerasSource
+        factor_of(weight)           the factor of this rank's gradients in a weighted average
         has_update                  whether there is more to do when the gradients are applied:
         update(apply, instead)      see Reduction.update()
 
@@ -164,9 +164,8 @@ class Reduction(ABC):
             reduced = self._adasum(bucketed)
         else:
             step = self._step_of(list(map(variables.__getitem__, places)))
-            step.source.places = list(places.values())
             self._used = step if step.has_update else None
-            reduced = step.exchange(bucketed)
+            reduced = step.exchange(bucketed, list(places.values()))
         for index, gradient in zip(places, reduced, strict=True):
             gradients[index] = gradient
         return gradients
@@ -178,7 +177,7 @@ class Reduction(ABC):
                     and not self._is_local(variable, local)]
         if not bucketed:
             raise ValueError(NOT_WEIGHTED)
-        factor = self._step_of(bucketed).factor(weight)
+        factor = self._step_of(bucketed).factor_of(weight)
         return [gradient if gradient is None else self._times(gradient, factor) for gradient in gradients]
 
     def _checked(self, gradients, weight):

@@ -1,6 +1,7 @@
-"""Reduction of gradients for Keras on its torch backend: uses the Reducer and the torch front end within apply()."""
+"""Keras on its torch backend: reduces gradients by the Reducer and the torch front end within apply()."""
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext as translated_errors  # noqa: F401  (see backend.py)
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from bagua_hvd.reduction.options import GradientOptions
 from bagua_hvd.reduction.reducer import Reducer
 from bagua_hvd.reduction.weight import Weight
 from bagua_hvd.torch.compiled import eager
-from bagua_hvd.torch.compression import Compression
+from bagua_hvd.torch.compression import Compression  # noqa: F401  (see backend.py)
 from bagua_hvd.torch.frontend import frontend
 from bagua_hvd.torch.mpi_ops import grouped_allreduce
 from bagua_hvd.torch.source import TorchSource
@@ -25,8 +26,8 @@ def parameter_of(variable: Any) -> Any:
 class KerasTorchSource(adam.KerasSource, TorchSource):
     """A Source with torch's gradients and weights, and Keras' optimizer and state."""
 
-    def __init__(self, optimizer: Any, passes: int, variables: Any, compression: Any, options: GradientOptions) -> None:
-        super().__init__(optimizer, compression, options.sparse_as_dense, options.op, options.process_set)
+    def __init__(self, optimizer: Any, passes: int, variables: Any, options: GradientOptions) -> None:
+        super().__init__(optimizer, options.compression, options.sparse_as_dense, options.op, options.process_set)
         self._passes = passes
         self._variables = [weakref.ref(variable) for variable in variables]
 
@@ -46,10 +47,9 @@ class Step:
     has_update = True
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any, passes: int) -> None:
-        compression = Compression.none if options.compression is None else options.compression
         self._parameters = list(map(parameter_of, variables))
         self._replaced: list[Any] = []      # (parameter, its gradient before the step) where another one was given
-        self.source = KerasTorchSource(optimizer, passes, variables, compression, options)
+        self.source = KerasTorchSource(optimizer, passes, variables, options)
         members = [
             self.source.add(getattr(variable, "path", f"variable.{i}"), parameter)
             for i, (variable, parameter) in enumerate(zip(variables, self._parameters, strict=True))
@@ -58,11 +58,12 @@ class Step:
                                options.grouped(variables, parameter_of), **options.reducer_arguments)
         self._updates = eager(self.reducer.step)    # whether the algorithm has updated the weights
 
-    def factor(self, weight: Any) -> Any:
+    def factor_of(self, weight: Any) -> Any:
         return Weight(weight, f"weight.{self.reducer.number}", self.reducer.group).factor()
 
     @torch.no_grad()
-    def exchange(self, gradients: Any) -> list:
+    def exchange(self, gradients: Any, places: Any) -> list:
+        self.source.places = places
         if self.reducer.model.window:       # the optimizer failed to apply the last ones
             self.reducer.reset()
         self._replaced.clear()

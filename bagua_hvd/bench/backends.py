@@ -191,13 +191,13 @@ class Mpi:
 
 
 def create(name: str, options: argparse.Namespace, folder: str) -> Bagua | Gloo | Mpi:
-    """The backend in a rank of its own job; gloo's rendezvous is a file in `folder`."""
-    if name == "bagua":
-        return Bagua(options)
+    """The backend in a rank of its own job, Bagua for other names; gloo's rendezvous is a file in `folder`."""
     if name == "mpi":
         return Mpi()
-    rank, size = variables.read("HOROVOD_RANK"), variables.read("HOROVOD_SIZE")
-    return Gloo(torch.distributed.FileStore(os.path.join(folder, "gloo"), size), rank, size)
+    if name == "gloo":
+        rank, size = variables.read("HOROVOD_RANK"), variables.read("HOROVOD_SIZE")
+        return Gloo(torch.distributed.FileStore(os.path.join(folder, "gloo"), size), rank, size)
+    return Bagua(options)
 
 
 def create_gloo_within(bagua: Bagua) -> Gloo:

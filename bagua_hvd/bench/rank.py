@@ -265,8 +265,9 @@ def leave(folder: str, rank: int, work: Callable[[], object]) -> int:
         return 1
 
 
-def main(name: str, folder: str, options: argparse.Namespace) -> int:
-    """Runs one rank of one round. Returns the exit code."""
+def main(name: str, folder: str, options: argparse.Namespace,
+         measure: Callable[[str, Any, argparse.Namespace], object] = measure) -> int:
+    """Runs one rank of one round. Returns the exit code. measure: another function like measure()."""
     from bagua_hvd.bench import backends
 
     backend: Any = None

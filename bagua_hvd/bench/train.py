@@ -20,14 +20,12 @@ import time
 from typing import Any
 
 from bagua_hvd import algorithms
-from bagua_hvd.bench import report, rounds
+from bagua_hvd.bench import rank, report, rounds
 from bagua_hvd.bench.__main__ import job_rank, job_size, positive, run, set_ranks
-from bagua_hvd.bench.rank import Others, Results, leave
-from bagua_hvd.core import variables
+from bagua_hvd.bench.rank import Others, Results
 
 MODELS = ("mlp", "cnn")
 BACKENDS = ("none", "bagua", "gloo", "late", "barrier")
-WITHOUT = ("none", "barrier")        # without communication in training
 OURS = ("bagua", "late")
 COLUMNS = ("model", "backend", "steps/s", "median ms", "min", "max", "exposed")
 
@@ -92,19 +90,6 @@ def _times(name, kind, backend, options):
     return times[options.warmup_steps:]
 
 
-def _rank(name, folder, options):
-    from bagua_hvd.bench import backends
-
-    def work():
-        backend = backends.create("bagua" if name in (*WITHOUT, *OURS) else name, options, folder)
-        times = _measure(name, backend, options)
-        backend.barrier()
-        backend.close()
-        return times
-
-    return leave(folder, variables.read("HOROVOD_RANK"), work)
-
-
 def _lines(results, models):
     for kind in models:
         none = None
@@ -166,5 +151,5 @@ def measure_and_print(options: argparse.Namespace, where: Any = None,
 
 if __name__ == "__main__":
     if len(sys.argv) == 4 and sys.argv[3].startswith("{"):
-        sys.exit(_rank(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3]))))
+        sys.exit(rank.main(sys.argv[1], sys.argv[2], argparse.Namespace(**json.loads(sys.argv[3])), _measure))
     sys.exit(run(measure_and_print, parse_options(build_parser())))

@@ -9,7 +9,7 @@ was not posted takes no number. After a join(), all ranks continue with the same
 """
 import collections
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bagua_hvd.collectives.arguments import check_name
@@ -125,8 +125,16 @@ def check_adasum(process_set_id: int, size: int) -> None:
         raise NotImplementedError(f"Running Adasum with {size} ranks is not supported: it needs a power of 2.")
 
 
+def listed(tensors: Any) -> list[Any]:
+    """The tensors of a grouped collective as a list. TypeError: they are a dict."""
+    if isinstance(tensors, Mapping):
+        raise TypeError("A grouped collective takes a list of tensors, not a dict, whose order may differ between "
+                        "ranks: pass its values in the order of its sorted keys.")
+    return list(tensors)
+
+
 def _check_group(tensors):
-    tensors = list(tensors)
+    tensors = listed(tensors)
     if not tensors:
         raise ValueError("A grouped collective needs at least one tensor.")
     return tensors

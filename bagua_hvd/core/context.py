@@ -11,20 +11,9 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bagua_hvd.core import log
+from bagua_hvd.core import log, native
 from bagua_hvd.core.exceptions import HorovodInternalError
-from bagua_hvd.core.native import (
-    CHARS,
-    LOG_STALLED,
-    OK,
-    UINTPTR,
-    Failure,
-    call,
-    failure_of,
-    ffi,
-    fill_error,
-    lib,
-)
+from bagua_hvd.core.native import Failure, call, failure_of, ffi, lib
 from bagua_hvd.core.operations import Posting
 
 # Timeout of one wait for a log record: only because the call needs one.
@@ -85,10 +74,10 @@ def _gather(user: Any, mine: Any, nbytes: int, everything: Any, proofs: Any, err
             if other != own:
                 made = _proofs(gatherer.secret, own, other) + _proofs(gatherer.secret, other, own)
                 ffi.memmove(proofs + rank, made, len(made))
-        return OK
+        return native.OK
     except BaseException as failure:
         gatherer.failure = failure
-        return fill_error(error, lib.BHVD_ERR_SYSTEM, str(failure))
+        return native.fill_error(error, lib.BHVD_ERR_SYSTEM, str(failure))
 
 
 class Context(Posting):
@@ -113,11 +102,11 @@ class Context(Posting):
         for name, _ in ffi.typeof("struct bhvd_context_options").fields:
             value = values[name]
             if value is not None:       # else NULL
-                fields[name] = ffi.new(CHARS, value.encode()) if isinstance(value, str) else value
-        native = ffi.new("struct bhvd_context_options *", fields)
+                fields[name] = ffi.new(native.CHARS, value.encode()) if isinstance(value, str) else value
+        filled = ffi.new("struct bhvd_context_options *", fields)
         out = ffi.new("bhvd_context **")
         try:
-            call(lib.bhvd_context_create, native, out)
+            call(lib.bhvd_context_create, filled, out)
         except (ValueError, HorovodInternalError):
             if gatherer.failure is not None:
                 raise gatherer.failure from None
@@ -156,7 +145,7 @@ class Context(Posting):
     @property
     def address(self) -> int:
         """The native context, for libraries that call the core themselves; it lives as long as this object."""
-        return int(ffi.cast(UINTPTR, self._pointer))
+        return int(ffi.cast(native.UINTPTR, self._pointer))
 
     def shutdown(self) -> None:
         """Leaves the job; operations in flight end with HorovodInternalError. Idempotent, safe while threads wait."""
@@ -177,15 +166,15 @@ class Context(Posting):
 
     def counters(self) -> Counters:
         """The context's Counters."""
-        native = ffi.new("struct bhvd_counters *")
-        lib.bhvd_context_counters(self._pointer, native)
-        return Counters._make([*(getattr(native, name) for name in Counters._fields[:-1]), self.blocked_ns])
+        filled = ffi.new("struct bhvd_counters *")
+        lib.bhvd_context_counters(self._pointer, filled)
+        return Counters._make([*(getattr(filled, name) for name in Counters._fields[:-1]), self.blocked_ns])
 
     def sent(self, number: int) -> Sent:
         """Bytes sent by ended operations that were posted with `byte_counter` set to this number."""
-        native = ffi.new("struct bhvd_sent *")
-        lib.bhvd_context_sent(self._pointer, number, native)
-        return Sent(native.shm_bytes, native.tcp_bytes, native.mpi_bytes)
+        filled = ffi.new("struct bhvd_sent *")
+        lib.bhvd_context_sent(self._pointer, number, filled)
+        return Sent(filled.shm_bytes, filled.tcp_bytes, filled.mpi_bytes)
 
     def network(self) -> Network:
         """The network by which the core chooses schedules; see struct bhvd_measured_network.
@@ -194,25 +183,25 @@ class Context(Posting):
         latency is that to the farthest rank; 0: one host. The rate is that of the slowest measured line to rank 0; 0:
         one host, too fast to measure, or no TCP. Both are 0 before the first operation.
         """
-        native = ffi.new("struct bhvd_measured_network *")
-        lib.bhvd_context_network(self._pointer, native)
-        return Network(native.latency_s, native.bytes_per_s)
+        filled = ffi.new("struct bhvd_measured_network *")
+        lib.bhvd_context_network(self._pointer, filled)
+        return Network(filled.latency_s, filled.bytes_per_s)
 
     def waited_for(self, size: int) -> list[tuple[int, int]]:
         """[(operations, nanoseconds)] of each of `size` ranks, see struct bhvd_waited_for; [] except on rank 0."""
-        native = ffi.new("struct bhvd_waited_for[]", size)
+        filled = ffi.new("struct bhvd_waited_for[]", size)
         return [(entry.operations, entry.waited_ns)
-                for entry in native[0:lib.bhvd_context_waited_for(self._pointer, native, size)]]
+                for entry in filled[0:lib.bhvd_context_waited_for(self._pointer, filled, size)]]
 
     def stalled(self, size: int) -> dict[int, tuple[int, list[str]]]:
         """By rank, operations that it has not requested and others wait too long for: their number, names of a few.
 
         See bhvd_context_stalled; {} except on rank 0. size: of the job.
         """
-        native = ffi.new("struct bhvd_stalled[]", size)
+        filled = ffi.new("struct bhvd_stalled[]", size)
         return {entry.rank: (entry.operations, [ffi.string(name).decode(errors="replace")
                                                 for name in entry.names[0:min(entry.operations, len(entry.names))]])
-                for entry in native[0:lib.bhvd_context_stalled(self._pointer, native, size)]}
+                for entry in filled[0:lib.bhvd_context_stalled(self._pointer, filled, size)]}
 
     def first_loss(self) -> Failure:
         """The Failure of the first operation that another rank made fail; `rank` and `cause` are None if none has."""
@@ -264,7 +253,7 @@ class Listener:
 def _listen(context: Any, steps: Callable[[], int]) -> None:
     for level, file, line, text in context.records():
         try:
-            if level == LOG_STALLED:
+            if level == native.LOG_STALLED:
                 log.logger.warning("%s", _report(text, steps()))
             else:
                 log.log_from(file, line, level, text)

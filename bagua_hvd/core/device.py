@@ -177,7 +177,7 @@ class Kernels:
 
 def _machine_code(capability: str) -> bytes:
     """Compiles for the current GPU. This takes up to a minute, so the code is cached where CuPy caches its own
-    (CUPY_CACHE_DIR), and the ranks of a host wait for the one that compiles. Without that folder each rank compiles.
+    (CUPY_CACHE_DIR), and the ranks of a host wait for the one that compiles. Without that folder each compiles.
 
     cupy.RawModule would add -ftz=true: numbers below 1e-38 would become 0, and the GPU's codes differ from the CPU's.
     """
@@ -187,30 +187,18 @@ def _machine_code(capability: str) -> bytes:
     about = repr((source, OPTIONS, capability, cupy.cuda.nvrtc.getVersion()))
     folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
     file = folder / f"bagua_hvd-{hashlib.sha256(about.encode()).hexdigest()[:32]}.cubin"
-    with _locked(file.with_suffix(".lock")) as may_write:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(file.with_suffix(".lock").open("w")), fcntl.LOCK_EX)
         with contextlib.suppress(OSError):
             return file.read_bytes()
         code, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS + IN_PARALLEL, filename="kernels.cu")
-        if may_write:
-            with contextlib.suppress(OSError):
-                unfinished = file.with_suffix(f".{os.getpid()}")
-                unfinished.write_bytes(code)
-                unfinished.rename(file)
+        with contextlib.suppress(OSError):
+            unfinished = file.with_suffix(f".{os.getpid()}")
+            unfinished.write_bytes(code)
+            unfinished.rename(file)
         return code
-
-
-@contextlib.contextmanager
-def _locked(file: Path) -> Any:
-    """Holds the file's lock, after creating its folder. Yields False if that is impossible (a read-only disk)."""
-    with contextlib.ExitStack() as stack:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context(file.open("w")), fcntl.LOCK_EX)
-        except OSError:
-            may_write = False
-        else:
-            may_write = True
-        yield may_write
 
 
 class Placement:
@@ -226,17 +214,3 @@ class Placement:
     def adopt(self, tensor: Any) -> Any:
         """A tensor on this GPU with the values of a host tensor."""
         raise NotImplementedError
-
-
-class DeviceView(native.TensorView):
-    """A TensorView of memory on a GPU. dst_on_host: dst is in host memory nevertheless."""
-
-    def __new__(cls, src, dst, shape, dtype, owner, placement, dst_on_host=False):
-        self = super().__new__(cls, src, dst, shape, dtype, owner)
-        self.placement = placement
-        self.dst_on_host = dst_on_host
-        return self
-
-    def _replace(self, **changes):
-        fields = {**self._asdict(), "placement": self.placement, "dst_on_host": self.dst_on_host, **changes}
-        return DeviceView(**fields)

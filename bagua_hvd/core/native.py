@@ -55,21 +55,17 @@ UINTPTR = ffi.typeof("uintptr_t")
 NULL = ffi.NULL
 
 
-class _Fields(NamedTuple):
+class TensorView(NamedTuple):
+    """Memory of a tensor. dst: 0 lets the core allocate; equal to src is in place. owner keeps src and dst alive.
+
+    placement: a device.Placement on a GPU, None on the host. dst_on_host: dst is in host memory nevertheless.
+    """
+
     src: int
     dst: int
     shape: tuple[int, ...]
     dtype: int
     owner: object
-
-
-class TensorView(_Fields):
-    """Memory of a tensor. dst: 0 lets the core allocate; equal to src is in place. owner keeps src and dst alive.
-
-    On a GPU: device.DeviceView, whose `placement` names the GPU.
-    """
-
-    __slots__ = ()
     placement: Any = None
     dst_on_host: bool = False
 

@@ -8,6 +8,7 @@ call takes one from the pool, so threads never share one.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -45,7 +46,7 @@ _TENSORS = ffi.typeof("struct bhvd_tensor[]")
 # struct bhvd_tensor, for struct.pack: its fields in order, and padding up to the next struct.
 _TENSOR = "PPPiii0P"
 
-# Counter of bytes sent that new operations add to, 1 to BYTE_COUNTERS - 1; 0: none. See Telemetry.sent().
+# Counter of bytes sent that new operations add to, 1 to BYTE_COUNTERS - 1; 0: none. See Context.sent().
 byte_counter: ContextVar[int] = ContextVar("byte_counter", default=0)
 BYTE_COUNTERS: int = lib.BHVD_BYTE_COUNTERS
 
@@ -68,8 +69,8 @@ def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
     at = int(ffi.cast(UINTPTR, shapes))
     fields: list[int] = []
     for view in tensors:
-        src, dst, shape, dtype, _ = view
-        fields += src, dst, at, len(shape), dtype, view.dst_on_host
+        src, dst, shape, dtype, _, _, dst_on_host = view
+        fields += src, dst, at, len(shape), dtype, dst_on_host
         at += 8 * len(shape)
     # One pack for all tensors: setting cffi's attributes takes four times as long for a bucket of many small tensors.
     array = ffi.new(_TENSORS, len(tensors))
@@ -80,25 +81,15 @@ def tensor_array(tensors: Sequence[TensorView]) -> tuple[Any, Any]:
 Result = tuple[int, int, Any]       # (nbytes, dim0, owner) of a result in memory owned by Python
 
 
-class _OutParams:
-    """Output structs of a native call. In the pool, `out` and the result's memory are NULL."""
-
-    __slots__ = ("result", "out", "error")
-
-    def __init__(self) -> None:
-        self.result = ffi.new("struct bhvd_result *")
-        self.out = ffi.new("bhvd_handle **")
-        self.error = ffi.new("struct bhvd_error *")
+# Output structs of a native call: (result, handle, error). In the pool, the handle and the result's memory are NULL.
+_out_params: list[tuple[Any, Any, Any]] = []
 
 
-_out_params: list[_OutParams] = []
-
-
-def _take_out_params() -> _OutParams:
+def _take_out_params() -> tuple[Any, Any, Any]:
     try:
         return _out_params.pop()
     except IndexError:
-        return _OutParams()
+        return ffi.new("struct bhvd_result *"), ffi.new("bhvd_handle **"), ffi.new("struct bhvd_error *")
 
 
 def _taken(result: Any) -> Result:
@@ -159,16 +150,8 @@ class _Completions:
 
 
 _IDLE_MAX = 2           # threads left over by long callbacks end
-_completions_lock = threading.Lock()
-_completions: _Completions | None = None
-
-
-def _after_fork_in_child() -> None:
-    global _completions, _completions_lock
-    _completions, _completions_lock = None, threading.Lock()    # threads do not survive a fork
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_completions = functools.cache(_Completions)
+os.register_at_fork(after_in_child=_completions.cache_clear)        # threads do not survive a fork
 
 
 class Operation:
@@ -196,7 +179,7 @@ class Operation:
         status: int = self._status
         if status == IN_PROGRESS:
             params = _take_out_params()
-            error = params.error
+            error = params[2]
             handle = self._handle
             started = perf_counter_ns()
             status = lib.bhvd_wait(handle, WAIT_SLICE_MS, error)
@@ -215,8 +198,9 @@ class Operation:
 
     def _join(self) -> None:
         params = _take_out_params()
-        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), params.error)
-        failure = failure_of(params.error) if status != OK else None
+        error = params[2]
+        status = lib.bhvd_handle_join(self._handle, ffi.cast(VOID_POINTER, self._placement.stream()), error)
+        failure = failure_of(error) if status != OK else None
         _out_params.append(params)
         if failure:
             raise_failure(failure)
@@ -233,7 +217,7 @@ class Operation:
         params = _take_out_params()
         status: int = IN_PROGRESS
         while status == IN_PROGRESS and (left := deadline - monotonic()) > 0:
-            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), params.error)
+            status = lib.bhvd_wait(self._handle, min(WAIT_SLICE_MS, math.ceil(left * 1000)), params[2])
         _out_params.append(params)
         return bool(status != IN_PROGRESS)
 
@@ -243,11 +227,7 @@ class Operation:
         callback() runs on a thread of _Completions and may block; callbacks run concurrently, in any order. An
         operation takes one callback, and may be dropped before it runs.
         """
-        global _completions
-        with _completions_lock:
-            if _completions is None:
-                _completions = _Completions()
-        _completions.add(self._handle, callback)
+        _completions().add(self._handle, callback)
 
     @property
     def value(self) -> int:
@@ -381,8 +361,8 @@ class Posting:
                 split_array = ffi.new(_INT32S, splits)
                 args.splits = split_array
                 args.split_count = len(splits)
-        except OverflowError as error:      # larger than C's type
-            raise ValueError(f"'{name:.100}': {error}") from None
+        except OverflowError as overflow:   # larger than C's type
+            raise ValueError(f"'{name:.100}': {overflow}") from None
         if tensors:
             for view in tensors:
                 if view.placement is not placement:
@@ -392,16 +372,16 @@ class Posting:
         if placement is not None:
             placement.device.place(args, placement.stream() if stream is None else stream)
             self.gpus.add(placement.device)
-        params = _take_out_params()
+        _, out, error = params = _take_out_params()
         operation = Operation(self, (tensors, owner), placement)
         try:
-            status = lib.bhvd_post(self._pointer, args, params.out, params.error)
-            operation._handle = params.out[0]
+            status = lib.bhvd_post(self._pointer, args, out, error)
+            operation._handle = out[0]
         except BaseException:       # from a signal handler: the operation continues
-            self._abandon(operation, params.out, (tensors, owner))
+            self._abandon(operation, out, (tensors, owner))
             raise
-        params.out[0] = NULL
-        failure = failure_of(params.error) if status != OK else None
+        out[0] = NULL
+        failure = failure_of(error) if status != OK else None
         _out_params.append(params)
         if failure:
             raise_failure(failure)
@@ -415,15 +395,14 @@ class Posting:
     def _post_tensor(self, kind: int, name: str, view: TensorView, process_set: int, op: int, prescale_factor: float,
                      postscale_factor: float, root_rank: int, wait_ms: int, owner: Any) -> Posted:
         """post() of one tensor in host memory, and the first wait, without structs: see bhvd_post_tensor."""
-        src, dst, shape, dtype, _ = view
-        params = _take_out_params()
-        result, out = params.result, params.out
+        src, dst, shape, dtype, _, _, _ = view
+        result, out, error = params = _take_out_params()
         operation: Posted = _ENDED
         started = perf_counter_ns()
         try:
             status = lib.bhvd_post_tensor(
                 self._pointer, kind, name.encode(), process_set, src, dst, shape, len(shape), dtype, op, root_rank,
-                prescale_factor, postscale_factor, byte_counter.get(), wait_ms, result, out, params.error,
+                prescale_factor, postscale_factor, byte_counter.get(), wait_ms, result, out, error,
             )
             if status == IN_PROGRESS:
                 operation = posted = Operation(self, (view, owner))
@@ -435,7 +414,7 @@ class Posting:
         if status == IN_PROGRESS:
             out[0] = NULL
         elif status != OK:
-            failure = failure_of(params.error)
+            failure = failure_of(error)
             _out_params.append(params)
             raise_failure(failure)
         elif not dst:

@@ -5,21 +5,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bagua_hvd.core.native import (
-    CHARS,
-    FLOAT32,
-    NULL,
-    OK,
-    UINT8,
-    UINTPTR,
-    VOID_POINTER,
-    TensorView,
-    call,
-    dtype_name,
-    dtype_size,
-    ffi,
-    lib,
-)
+from bagua_hvd.core import native
+from bagua_hvd.core.native import TensorView, call, dtype_name, dtype_size, ffi, lib
 from bagua_hvd.core.operations import tensor_array
 
 if TYPE_CHECKING:           # this layer avoids importing NumPy where it can
@@ -33,13 +20,13 @@ DTYPES = {dtype_name(dtype): dtype for dtype in range(lib.BHVD_DTYPE_COUNT)}
 
 def bytes_view(source: Buffer) -> TensorView:
     """A uint8 TensorView of a bytes-like object, in place."""
-    return gathered_view(source)._replace(dst=int(ffi.cast(UINTPTR, ffi.from_buffer(source))))
+    return gathered_view(source)._replace(dst=int(ffi.cast(native.UINTPTR, ffi.from_buffer(source))))
 
 
 def gathered_view(source: Buffer) -> TensorView:
     """A uint8 TensorView that reads a bytes-like object; the core allocates the result."""
     src = ffi.from_buffer(source)
-    return TensorView(int(ffi.cast(UINTPTR, src)), 0, (len(src),), UINT8, src)
+    return TensorView(int(ffi.cast(native.UINTPTR, src)), 0, (len(src),), native.UINT8, src)
 
 
 def native_order(value: Any) -> Any:
@@ -90,15 +77,14 @@ def views_into(views: Sequence[TensorView], out: np.ndarray) -> list[TensorView]
         )
     moved, address = [], out.ctypes.data
     for view in views:
-        change: dict[str, Any] = {} if view.placement is None else {"dst_on_host": True}
-        moved.append(view._replace(dst=address, owner=(view.owner, out), **change))
+        moved.append(view._replace(dst=address, owner=(view.owner, out), dst_on_host=view.placement is not None))
         address += count_of(view) * size
     return moved
 
 
 def floats(array: np.ndarray | None) -> Any:
-    """Pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; NULL for None."""
-    return NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
+    """Pointer to a contiguous, writable float32 NumPy array, for the fields of a primitive; native.NULL for None."""
+    return native.NULL if array is None else ffi.cast(_FLOAT_POINTER, array.ctypes.data)
 
 
 class DeviceArray:
@@ -111,11 +97,11 @@ class DeviceArray:
     """
 
     def __init__(self, array: np.ndarray) -> None:
-        if array_view(array).dtype != FLOAT32:
+        if array_view(array).dtype != native.FLOAT32:
             raise ValueError(f"{array.dtype}{list(array.shape)} is kept by the core as float32: convert it")
         self.array, self.size, self.floats = array, array.size, floats(array)
         self.pointer = ffi.gc(lib.bhvd_device_array_create(self.floats, self.size), lib.bhvd_device_array_destroy)
-        if self.pointer == NULL:
+        if self.pointer == native.NULL:
             raise MemoryError("no memory for the device copy of an array")
 
     def copy(self, array: np.ndarray) -> DeviceArray:
@@ -176,46 +162,44 @@ def adam_momentum(m: Sequence[TensorView], v: Sequence[TensorView], g: Sequence[
     Raises:
         ValueError: sizes or dtypes do not fit.
     """
-    lists = [None if each is None else _on_host(each) for each in (m, v, g, x)]
-    _compute(lib.bhvd_adam_momentum, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
+    _compute(lib.bhvd_adam_momentum, (m, v, g, x), (), "struct bhvd_adam[]", numbers, sent, in_steps)
 
 
 def adam_step(m: Sequence[TensorView], v: Sequence[TensorView], x: Sequence[TensorView],
               numbers: Sequence[dict[str, float]], in_steps: bool, sent: np.ndarray) -> None:
     """bhvd_adam_step: writes new values to m and x; arguments and errors as for adam_momentum()."""
-    lists = [_on_host(each) for each in (m, v, x)]
-    _compute(lib.bhvd_adam_step, lists, "struct bhvd_adam[]", numbers, sent, in_steps)
-    _to_device(lists[0], m)
-    _to_device(lists[2], x)
+    _compute(lib.bhvd_adam_step, (m, v, x), (0, 2), "struct bhvd_adam[]", numbers, sent, in_steps)
 
 
 def adam_variance(v: Sequence[TensorView], g: Sequence[TensorView], numbers: Sequence[dict[str, float]],
                   exact: np.ndarray, own: np.ndarray) -> None:
     """bhvd_adam_variance: new values for v, `exact` and `own`; numbers: the fields of a struct bhvd_adam_variance."""
-    lists = [_on_host(each) for each in (v, g)]
     array_view(own)
     if own.size != exact.size or own.dtype != exact.dtype:
         raise ValueError(f"variances of {exact.dtype}{list(exact.shape)} and {own.dtype}{list(own.shape)}")
-    _compute(lib.bhvd_adam_variance, lists, "struct bhvd_adam_variance[]", numbers, exact, None,
-             ffi.cast(VOID_POINTER, own.ctypes.data))
-    _to_device(lists[0], v)
+    _compute(lib.bhvd_adam_variance, (v, g), (0,), "struct bhvd_adam_variance[]", numbers, exact, None,
+             ffi.cast(native.VOID_POINTER, own.ctypes.data))
 
 
-def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] | None], kind: str,
-             numbers: Sequence[dict[str, float]], flat: np.ndarray, in_steps: bool | None, *more: Any) -> None:
-    """Calls one of the three functions. A list that is None is passed as NULL."""
+def _compute(function: Callable[..., int], lists: Sequence[Sequence[TensorView] | None], written: Sequence[int],
+             kind: str, numbers: Sequence[dict[str, float]], flat: np.ndarray, in_steps: bool | None,
+             *more: Any) -> None:
+    """Calls one of the three functions. A list that is None is passed as NULL. written: the places of changed lists."""
     view = array_view(flat)
+    buffers = [None if tensors is None else _on_host(tensors) for tensors in lists]
     for tensors in lists:
         count = flat.size if tensors is None else sum(map(count_of, tensors))
         if count != flat.size or len(tensors or numbers) != len(numbers):
             raise ValueError(f"{len(tensors or numbers)} tensors of {count} elements do not fit a flat array of "
                              f"{flat.size} elements with parameters for {len(numbers)} tensors")
-    arrays = [(NULL, None) if tensors is None else tensor_array(tensors) for tensors in lists]
+    arrays = [(native.NULL, None) if tensors is None else tensor_array(tensors) for tensors in buffers]
     flags = [] if in_steps is None else [in_steps]
     if function(*(array for array, _ in arrays), ffi.new(kind, list(numbers)), len(numbers), *flags, view.dtype,
-                ffi.cast(VOID_POINTER, view.src), *more) != OK:
+                ffi.cast(native.VOID_POINTER, view.src), *more) != native.OK:
         names = sorted({dtype_name(tensor.dtype) for tensors in lists for tensor in tensors or ()})
         raise ValueError(f"tensors of {', '.join(names)} cannot be computed with as {flat.dtype}")
+    for place in written:
+        _to_device(buffers[place] or (), lists[place] or ())
 
 
 def _placement(tensors: Sequence[TensorView]) -> Any:
@@ -233,8 +217,8 @@ def _to_device(buffers: Sequence[TensorView], tensors: Sequence[TensorView]) -> 
 
 def _host_buffer(view: TensorView) -> TensorView:
     """A TensorView of new host memory, with the shape and dtype of `view`."""
-    memory = ffi.new(CHARS, count_of(view) * dtype_size(view.dtype) or 1)
-    address = int(ffi.cast(UINTPTR, memory))
+    memory = ffi.new(native.CHARS, count_of(view) * dtype_size(view.dtype) or 1)
+    address = int(ffi.cast(native.UINTPTR, memory))
     return TensorView(address, address, view.shape, view.dtype, memory)
 
 
@@ -255,6 +239,6 @@ def _move_flat(move: Callable[..., int], tensors: Sequence[TensorView], flat: np
     if flat.ndim != 1 or flat.size != count:
         raise ValueError(f"tensors of {count} elements do not fit a flat array of shape {list(flat.shape)}")
     array, _shapes = tensor_array(tensors)
-    if move(array, len(tensors), view.dtype, ffi.cast(VOID_POINTER, view.src)) != OK:
+    if move(array, len(tensors), view.dtype, ffi.cast(native.VOID_POINTER, view.src)) != native.OK:
         names = sorted({dtype_name(tensor.dtype) for tensor in tensors})
         raise ValueError(f"tensors of {', '.join(names)} cannot be one flat array of {flat.dtype}")

@@ -2,6 +2,7 @@
 import base64
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from bagua_hvd.job.rendezvous import Rendezvous
 from bagua_hvd.job.server import EVERY_INTERFACE
 from bagua_hvd.ray.elastic import ElasticRayExecutor
 from bagua_hvd.ray.utils import nics_to_env_var
-from bagua_hvd.ray.worker import Actors, Messages, Resources
+from bagua_hvd.ray.worker import Messages, Resources, placed
 from bagua_hvd.runner.common.util.hosts import slots_on
 from bagua_hvd.runner.common.util.timeout import Timeout
 
@@ -125,6 +126,7 @@ class RayExecutor:
                  gpus_per_worker: int | None = None, use_current_placement_group: bool = True,
                  min_workers: int | None = None, max_workers: int | None = None, reset_limit: int | None = None,
                  cooldown_range: Any = None, elastic_timeout: int = 600, override_discovery: bool = True) -> None:
+        self._elastic: ElasticRayExecutor | None = None
         settings = settings or self.create_settings()
         resources = Resources(cpus_per_worker, use_gpu, gpus_per_worker)
         if min_workers is None and (max_workers is not None or reset_limit is not None or cooldown_range is not None):
@@ -135,8 +137,8 @@ class RayExecutor:
             settings = ElasticRayExecutor.create_settings(
                 min_workers, max_workers, reset_limit, elastic_timeout, settings.timeout_s, nics=settings.nics,
                 num_proc=num_workers, cooldown_range=cooldown_range, discovery=getattr(settings, "discovery", None))
-            self._job: Any = _ElasticJob(ElasticRayExecutor(
-                settings, use_gpu, cpus_per_worker, gpus_per_worker, override_discovery=override_discovery))
+            self._elastic = ElasticRayExecutor(settings, use_gpu, cpus_per_worker, gpus_per_worker,
+                                               override_discovery=override_discovery)
             return
         if (num_workers is None) == (num_hosts is None):
             raise ValueError("give either num_workers, or num_hosts with num_workers_per_host (min_workers makes the "
@@ -144,7 +146,11 @@ class RayExecutor:
         counts = [1] * num_workers if num_workers is not None else [num_workers_per_host] * (num_hosts or 0)
         if not counts or min(counts) < 1:
             raise ValueError("num_workers, num_hosts and num_workers_per_host: give 1 or more")
-        self._job = _FixedJob(settings, counts, resources, num_hosts is not None, use_current_placement_group)
+        self._coordinator = Coordinator(settings)
+        self._place = (counts, resources, num_hosts is not None, use_current_placement_group,
+                       settings.placement_group_timeout_s)
+        self._actors: list[Any] = []
+        self._running = ExitStack()         # ends them
 
     @classmethod
     def create_settings(cls, timeout_s: int = 30, ssh_identity_file: str | None = None, ssh_str: str | None = None,
@@ -169,7 +175,32 @@ class RayExecutor:
         Raises:
             TimeoutError: Ray has not enough resources. Exceptions of the class.
         """
-        self._job.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
+        executable = executable_cls, executable_args, executable_kwargs
+        if self._elastic is not None:
+            self._elastic.executable, self._elastic.env_vars = executable, extra_env_vars or {}
+            self._elastic.start()
+            return
+        self.shutdown()
+        with ExitStack() as stack:
+            stack.callback(self._coordinator.close)
+            workers, nodes = placed(stack, *self._place)
+            hostnames = ray.get([worker.hostname.remote() for worker in workers])
+            environments = self._coordinator.environments(list(zip(hostnames, nodes, strict=True)))
+            if self._place[1].use_gpu:
+                _share_gpus(workers, nodes, environments)
+            ray.get([worker.update_env_vars.remote({**environment, **(extra_env_vars or {})})
+                     for worker, environment in zip(workers, environments, strict=True)])
+            ray.get([worker.start_executable.remote(*executable) for worker in workers])
+            self._actors, self._running = workers, stack.pop_all()
+
+    @property
+    def _workers(self):
+        """The actors of a job of fixed size."""
+        if self._elastic is not None:
+            raise NotImplementedError("the ranks of an elastic job come and go: use run() or execute()")
+        if not self._actors:
+            raise RuntimeError("there are no ranks: call start() first")
+        return self._actors
 
     def run(self, fn: Callable[..., Any], args: list[Any] | None = None, kwargs: dict[str, Any] | None = None,
             callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
@@ -181,108 +212,38 @@ class RayExecutor:
             Exceptions of fn on a rank (as ray.exceptions.RayTaskError); that rank leaves the job, and the others' next
             collective fails. RayActorError: a rank died; the text names it. RuntimeError: an elastic job failed.
         """
-        return self._job.run(fn, args or [], kwargs or {}, callbacks)
+        return self.execute(lambda executable: fn(*(args or []), **(kwargs or {})), callbacks)
 
     def run_remote(self, fn: Callable[..., Any], args: list[Any] | None = None,
                    kwargs: dict[str, Any] | None = None) -> list[Any]:
         """Like run(), but returns ray.ObjectRefs at once. NotImplementedError: the job is elastic."""
-        return self._job.run_remote(fn, args or [], kwargs or {})
+        return [worker.run.remote(fn, args or [], kwargs or {}) for worker in self._workers]
 
     def execute(self, fn: Callable[[Any], Any], callbacks: list[Callable[..., Any]] | None = None) -> list[Any]:
         """Calls fn(executable) on every rank; returns the results in rank order. See run()."""
-        return self._job.execute(fn, callbacks)
+        if self._elastic is not None:
+            return self._elastic.run(fn, callbacks, with_executable=True)
+        with Messages(callbacks) as messages:
+            messages.results([worker.set_queue.remote(messages.queue) for worker in self._workers])
+            return messages.results([worker.execute.remote(fn) for worker in self._workers])
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Calls fn(executable) on rank 0; returns its result. NotImplementedError: the job is elastic."""
-        return self._job.execute_single(fn)
+        return Messages(None).results([self._workers[0].execute.remote(fn)])[0]
 
     def shutdown(self) -> None:
         """Ends the actors. start() may be called again."""
-        self._job.shutdown()
+        if self._elastic is not None:
+            self._elastic.shutdown()
+        else:
+            self._actors = []
+            self._running.close()
 
 
-class _FixedJob:
-    def __init__(self, settings, counts, resources, spread, use_current):
-        self._coordinator = Coordinator(settings)
-        self._place = counts, resources, spread, use_current, settings.placement_group_timeout_s
-        self._actors: Any = None
-
-    @property
-    def _workers(self):
-        if self._actors is None:
-            raise RuntimeError("there are no ranks: call start() first")
-        return self._actors.workers
-
-    def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
-        self.shutdown()
-        self._actors = Actors(*self._place)
-        try:
-            hostnames = ray.get([worker.hostname.remote() for worker in self._workers])
-            environments = self._coordinator.environments(list(zip(hostnames, self._actors.nodes, strict=True)))
-            if self._place[1].use_gpu:
-                self._share_gpus(environments)
-            ray.get([worker.update_env_vars.remote({**environment, **(extra_env_vars or {})})
-                     for worker, environment in zip(self._workers, environments, strict=True)])
-            ray.get([worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
-                     for worker in self._workers])
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _share_gpus(self, environments):
-        """Lets each rank see the GPUs of all ranks on its node, in rank order."""
-        of_node: dict[str, list] = {}
-        nodes = self._actors.nodes
-        gpus = ray.get([worker.get_gpu_ids.remote() for worker in self._workers])
-        for node, ids in zip(nodes, gpus, strict=True):
-            of_node.setdefault(node, []).extend(ids)
-        for node, environment in zip(nodes, environments, strict=True):
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(of_node[node]))
-
-    def run(self, fn, args, kwargs, callbacks):
-        return self._results(callbacks, lambda: self.run_remote(fn, args, kwargs))
-
-    def run_remote(self, fn, args, kwargs):
-        return [worker.run.remote(fn, args, kwargs) for worker in self._workers]
-
-    def execute(self, fn, callbacks):
-        return self._results(callbacks, lambda: [worker.execute.remote(fn) for worker in self._workers])
-
-    def _results(self, callbacks, begin):
-        with Messages(callbacks) as messages:
-            messages.results([worker.set_queue.remote(messages.queue) for worker in self._workers])
-            return messages.results(begin())
-
-    def execute_single(self, fn):
-        return Messages(None).results([self._workers[0].execute.remote(fn)])[0]
-
-    def shutdown(self):
-        if self._actors is not None:
-            self._actors.close()
-            self._actors = None
-        self._coordinator.close()
-
-
-class _ElasticJob:
-    def __init__(self, executor):
-        self._executor = executor
-
-    def start(self, executable_cls, executable_args, executable_kwargs, extra_env_vars):
-        self._executor.executable = executable_cls, executable_args, executable_kwargs
-        self._executor.env_vars = extra_env_vars or {}
-        self._executor.start()
-
-    def run(self, fn, args, kwargs, callbacks):
-        return self._executor.run(lambda executable: fn(*args, **kwargs), callbacks, with_executable=True)
-
-    def execute(self, fn, callbacks):
-        return self._executor.run(fn, callbacks, with_executable=True)
-
-    def run_remote(self, fn, args, kwargs):
-        raise NotImplementedError("run_remote: the ranks of an elastic job come and go; use run()")
-
-    def execute_single(self, fn):
-        raise NotImplementedError("execute_single: the ranks of an elastic job come and go; use execute()")
-
-    def shutdown(self):
-        self._executor.shutdown()
+def _share_gpus(workers, nodes, environments):
+    """Lets each rank see the GPUs of all ranks on its node, in rank order."""
+    of_node: dict[str, list] = {}
+    for node, ids in zip(nodes, ray.get([worker.get_gpu_ids.remote() for worker in workers]), strict=True):
+        of_node.setdefault(node, []).extend(ids)
+    for node, environment in zip(nodes, environments, strict=True):
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(of_node[node]))

@@ -3,17 +3,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
-from ray.util.placement_group import (
-    PlacementGroup,
-    get_current_placement_group,
-    placement_group,
-    remove_placement_group,
-)
+from ray.util.placement_group import get_current_placement_group, placement_group, remove_placement_group
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -135,59 +131,40 @@ class Resources:
         return {"num_cpus": self.cpus, "num_gpus": self.gpu_count}
 
 
-class Actors:
-    """The actors of a job of fixed size, and the placement group created for them: wherever there are resources, or a
-    fixed number on each node. close() ends all.
+def placed(stack: ExitStack, counts: Sequence[int], resources: Resources, spread: bool, use_current: bool,
+           timeout_s: float) -> tuple[list[Any], list[str]]:
+    """Creates the actors of a job of fixed size: (actors, the node of each); those of a node are consecutive.
 
     Args:
+        stack: will kill the actors, and release the resources reserved for them.
         counts: ranks of each bundle. resources: of each rank. spread: one bundle on each node; else as close to each
             other as resources allow.
         use_current: puts the actors into the caller's placement group, if there is one.
         timeout_s: seconds to wait for resources.
     Raises:
         TimeoutError: there were none in time.
-    Attributes:
-        workers: the actors; those of a node are consecutive.
     """
-
-    def __init__(self, counts: Sequence[int], resources: Resources, spread: bool, use_current: bool,
-                 timeout_s: float) -> None:
-        self.workers: list[Any] = []
-        self._own: PlacementGroup | None = None
-        group = get_current_placement_group() if use_current else None
-        try:
-            if group is None:
-                group = self._own = _group(counts, resources, spread, timeout_s)
-                places = [bundle for bundle, count in enumerate(counts) for _ in range(count)]
-            else:
-                places = [-1] * sum(counts)
-            actor = ray.remote(BaseHorovodWorker)
-            self.workers = [
-                actor.options(**resources.options(), scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=group, placement_group_bundle_index=place)).remote() for place in places]
-            # Whether the caller's group has enough free resources is known only once the actors run.
-            nodes = ray.get([worker.node_id.remote() for worker in self.workers],
-                            timeout=None if self._own else timeout_s)
-        except GetTimeoutError:
-            self.close()
-            raise TimeoutError(
-                f"the current placement group has had no room for {sum(counts)} workers ({resources.bundle()} each) "
-                f"for {timeout_s:g} s: give it more, ask for less, or set use_current_placement_group=False") from None
-        except BaseException:
-            self.close()
-            raise
-        order = {node: place for place, node in enumerate(dict.fromkeys(nodes))}
-        self.nodes = sorted(nodes, key=order.__getitem__)
-        self.workers = [self.workers[i] for i in sorted(range(len(nodes)), key=lambda i: order[nodes[i]])]
-
-    def close(self) -> None:
-        """Kills the actors, and releases the resources reserved for them. Idempotent."""
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
-        if self._own is not None:
-            remove_placement_group(self._own)
-            self._own = None
+    group = get_current_placement_group() if use_current else None
+    places, own = [-1] * sum(counts), group is None
+    if own:
+        group = _group(counts, resources, spread, timeout_s)
+        stack.callback(remove_placement_group, group)
+        places = [bundle for bundle, count in enumerate(counts) for _ in range(count)]
+    actor, workers = ray.remote(BaseHorovodWorker), []
+    for place in places:
+        workers.append(actor.options(**resources.options(), scheduling_strategy=PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=place)).remote())
+        stack.callback(ray.kill, workers[-1])
+    try:
+        # Whether the caller's group has enough free resources is known only once the actors run.
+        nodes = ray.get([worker.node_id.remote() for worker in workers], timeout=None if own else timeout_s)
+    except GetTimeoutError:
+        raise TimeoutError(
+            f"the current placement group has had no room for {sum(counts)} workers ({resources.bundle()} each) "
+            f"for {timeout_s:g} s: give it more, ask for less, or set use_current_placement_group=False") from None
+    order = list(dict.fromkeys(nodes))
+    by_node = sorted(range(len(nodes)), key=lambda i: order.index(nodes[i]))
+    return [workers[i] for i in by_node], [nodes[i] for i in by_node]
 
 
 def _group(counts, resources, spread, timeout_s):

@@ -108,11 +108,12 @@ def grouped_allreduce(tensors: Sequence[Tensorlike | tf.IndexedSlices], average:
                       op: int | None = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
                       name: str | None = None) -> list[tf.Tensor | tf.IndexedSlices]:
+    tensors = rules.listed(tensors)
     if not tensors:
-        return list(tensors)
+        return tensors
     op = handle_average_backwards_compatibility(op, average)
     arguments = op, prescale_factor, postscale_factor, process_set, ignore_name_scope
-    results = list(tensors)
+    results = tensors.copy()
     dense = []
     for index, tensor in enumerate(tensors):
         if isinstance(tensor, tf.IndexedSlices):
@@ -146,8 +147,9 @@ def allgather(tensor: Tensorlike, name: str | None = None, ignore_name_scope: bo
 @form_of(rules.grouped_allgather, _DIFFERENTIABLE + _LIST, ignore_name_scope=_SCOPE)
 def grouped_allgather(tensors: Sequence[Tensorlike], name: str | None = None, ignore_name_scope: bool = False,
                       process_set: ProcessSet = global_process_set) -> list[tf.Tensor]:
+    tensors = rules.listed(tensors)
     if not tensors:
-        return list(tensors)
+        return tensors
     return _allgather(tensors, name, process_set, ignore_name_scope, "HorovodGroupedAllgather")
 
 
@@ -211,8 +213,9 @@ def grouped_reducescatter(tensors: Sequence[Tensorlike], device_dense: str = "",
                           compression: type[Compressor] = Compression.none, op: int = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> list[tf.Tensor]:
+    tensors = rules.listed(tensors)
     if not tensors:
-        return list(tensors)
+        return tensors
     return _reducescatter(tensors, device_dense, compression, None, op, prescale_factor, postscale_factor, process_set,
                           False, "HorovodGroupedReducescatter")
 

@@ -20,26 +20,13 @@ from bagua_hvd.tensorflow.reduction import Reduction
 
 
 class WrappedV1(tf.compat.v1.train.Optimizer):
-    """Wraps an optimizer of tf.compat.v1 and forwards everything to it."""
+    """Wraps an optimizer of tf.compat.v1, whose slots and variables are its own, too."""
 
     def __init__(self, optimizer: Any, name: str | None, use_locking: bool) -> None:
         super().__init__(use_locking, name or f"Distributed{type(optimizer).__name__}")
         self._optimizer = optimizer
-
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.compute_gradients(*args, **kwargs)
-
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.apply_gradients(*args, **kwargs)
-
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.get_slot(*args, **kwargs)
-
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.get_slot_names(*args, **kwargs)
-
-    def variables(self, *args: Any, **kwargs: Any) -> Any:
-        return self._optimizer.variables(*args, **kwargs)
+        self.get_slot, self.get_slot_names, self.variables = (
+            optimizer.get_slot, optimizer.get_slot_names, optimizer.variables)
 
 
 class DistributedV1(WrappedV1):
@@ -67,16 +54,14 @@ class DistributedV1(WrappedV1):
 
     @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list:
-        gradients, variables = zip(*super().compute_gradients(*args, **kwargs), strict=True)
+        gradients, variables = zip(*self._optimizer.compute_gradients(*args, **kwargs), strict=True)
         reduce = self._aggregation.compute_gradients if self._aggregation else self._reduction
         return list(zip(reduce(gradients, variables), variables, strict=True))
 
     @as_written
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        base = super().apply_gradients
-
         def apply():        # NO_STEP_TO_REPLACE: no algorithm updates the weights instead
-            return self._reduction.update_seen(lambda: base(*args, **kwargs), lambda: None)
+            return self._reduction.update_seen(lambda: self._optimizer.apply_gradients(*args, **kwargs), lambda: None)
 
         if self._aggregation is None:
             return apply()
@@ -118,15 +103,18 @@ class DistributedAdasum(WrappedV1):
                         start, trainable=False, use_resource=True, name="adasum_start"
                     )
 
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         grads_and_vars = list(grads_and_vars)
         if not self._options.communicates:
-            return super().apply_gradients(grads_and_vars, *args, **kwargs)
+            return self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
         variables = [variable for gradient, variable in grads_and_vars if gradient is not None]
         if self._passes == 1:
             starts = list(map(_read, variables))
             with tf.control_dependencies(starts):
-                stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
+                stepped = self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
             with tf.control_dependencies([] if stepped is None else [stepped]):
                 return tf.group(self._combine(variables, starts))
         self._make_variables(variables)
@@ -143,7 +131,7 @@ class DistributedAdasum(WrappedV1):
 
         begun = tf.cond(tf.equal(self._counter % self._passes, 0), begin, lambda: tf.constant(False))
         with tf.control_dependencies([begun]):
-            stepped = super().apply_gradients(grads_and_vars, *args, **kwargs)
+            stepped = self._optimizer.apply_gradients(grads_and_vars, *args, **kwargs)
         with tf.control_dependencies([begun] if stepped is None else [stepped]):
             count = self._counter.assign_add(1)
         with tf.control_dependencies([tf.identity(count)]):

@@ -85,13 +85,7 @@ def _rows_summed(slices):
 
 
 class Reduction(reduction.Reduction):
-    """The reduction on TensorFlow.
-
-    Args:
-        options, optimizer, passes: see bagua_hvd/_keras/reduction.py.
-    Raises:
-        ValueError: the algorithm cannot be used here.
-    """
+    """The reduction on TensorFlow."""
 
     native = staticmethod(native_variable)
     take = staticmethod(take)
@@ -213,21 +207,6 @@ class Reduction(reduction.Reduction):
         return jacobians
 
 
-class _Weakly:
-    """A variable in the key of a dict that does not keep it alive; a deleted one equals none."""
-
-    def __init__(self, variable):
-        self.reference = weakref.ref(variable)
-        self._hash = id(variable)
-
-    def __hash__(self):
-        return self._hash
-
-    def __eq__(self, other):
-        mine = self.reference()
-        return isinstance(other, _Weakly) and mine is not None and mine is other.reference()
-
-
 def _settings(value):
     """A hashable value that is equal for objects of equal class and settings, also of nested ones, as in Auto."""
     if isinstance(value, dict):
@@ -250,20 +229,19 @@ class _SharedReductions:
         groups, named = options.groups, []
         check_groups(groups)
         if isinstance(groups, (list, tuple)):
-            lists = [list(map(native_variable, group)) for group in groups]
-            groups = tuple(
-                tuple(_Weakly(variable) for variable in group if isinstance(variable, tf.Variable)) for group in lists
-            )
-            named = [each for group in groups for each in group]
-            options = options._replace(groups=[[each.reference for each in group] for group in groups])
+            lists = [[each for each in map(native_variable, group) if isinstance(each, tf.Variable)]
+                     for group in groups]
+            named = [variable for group in lists for variable in group]
+            options = options._replace(groups=[list(map(weakref.ref, group)) for group in lists])
+            groups = tuple(tuple(map(id, group)) for group in lists)
         key = options._replace(groups=groups, algorithm=self._kind_of(options.algorithm))
         if key not in self._reductions:
             options = options.check()
             if Uses(options.algorithm, None).any:       # update() is never called
                 raise ValueError(TAPE_SEES_NO_WEIGHTS.format(name=type(options.algorithm).__name__))
-            self._reductions[key] = Reduction(options)
-            for each in named:
-                weakref.finalize(each.reference(), self._forget, key, named).atexit = False
+            made = self._reductions[key] = Reduction(options)
+            for variable in named:      # graphs need the Reduction as long as any of them lives; ids are used again
+                weakref.finalize(variable, self._forget, key, made).atexit = False
         return self._reductions[key]
 
     def _kind_of(self, algorithm):
@@ -274,10 +252,9 @@ class _SharedReductions:
             self._kinds[algorithm] = _settings(algorithm)
         return self._kinds[algorithm]
 
-    def _forget(self, key, named):
-        # Graphs need it as long as any of these variables lives.
-        if all(each.reference() is None for each in named):
-            self._reductions.pop(key, None)
+    def _forget(self, key, made):
+        if self._reductions.get(key) is made:
+            del self._reductions[key]
 
 
 shared_reductions = _SharedReductions()

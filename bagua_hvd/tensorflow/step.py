@@ -5,8 +5,8 @@
     weights                      ->  after_step                                       ->  weights      update()
 
 Both trace these ops, or run them in eager mode. At run time Bridges call the functions at the end of the class,
-and a TensorFlowSource holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer
-updates the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
+and the Step holds the tensors that they passed. Only then is it known whether the algorithm or the optimizer updates
+the weights, so the graph has both and a condition on a number that is passed over the bridge as well.
 
 Weights are passed only for algorithms that read them, and back only for those that write them; Adam's moments only for
 those that read them (Algorithm.uses_weights, uses_adam).
@@ -40,83 +40,6 @@ NOT_LINEAR = (
 )
 
 
-class Layout:
-    """The bridge's indices: gradients have 0, 1, ...; then come weights and the optimizer's variables."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.weight, self.m, self.v = count, 2 * count, 3 * count       # the first index of `count` each
-        self.numbers = {"learning rate": 4 * count, "iterations": 4 * count + 1}
-        self.decision = 4 * count + 2       # whether the algorithm has updated the weights
-
-
-class TensorFlowSource(adam.KerasSource, Source):
-    """The Source of some variables, for the current step: the tensors passed over its bridge, in the bridge's memory.
-
-    Args:
-        variables: tf.Variables, held weakly. optimizer: a Keras optimizer, held weakly, or None.
-        passes: the optimizer's backward passes per step.
-    Attributes:
-        layout: a Layout.
-        views: by index, the memory that the bridge has passed in this step.
-        passed_beside: how many of them are not gradients.
-    """
-
-    def __init__(self, variables: Any, optimizer: Any, passes: int) -> None:
-        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
-        self._variables = [weakref.ref(variable) for variable in variables]
-        self._passes = passes
-        self.layout = Layout(len(variables))
-        self.views: dict[int, TensorView] = {}
-        self.passed_beside = 0
-        self._eager_copies: dict[int, Any] = {}     # by index: copies of weights that are read outside of steps
-
-    @property
-    def optimizer(self) -> Any:
-        """The Keras optimizer, or None."""
-        return self._optimizer()
-
-    @property
-    def variables(self) -> list:
-        """The given variables."""
-        return [variable() for variable in self._variables]
-
-    def decide(self) -> None:
-        """Records that the algorithm has updated the weights."""
-        ffi.cast("int32_t *", self._view(self.layout.decision).dst)[0] = 1
-
-    def gradient(self, index: int) -> Any:
-        if index in self.views:
-            return self.views[index]
-        raise RuntimeError("the previous step was interrupted, so this one is aborted, too: run the step again")
-
-    prepare = _view = gradient
-
-    def weight(self, index: int) -> Any:
-        return self._view(self.layout.weight + index) if self.views else self._outside_view(index)
-
-    def weight_written(self, index: int) -> None:
-        if index in self._eager_copies:
-            self._variables[index]().assign(self._eager_copies.pop(index))
-
-    def _outside_view(self, index):
-        """View of a weight while no step runs: in an algorithm's abort()."""
-        if not tf.executing_eagerly():
-            raise RuntimeError("outside of a step, weights can be read only in eager mode")
-        values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
-        return array_view(values)
-
-    def _moments(self, index):
-        return self._view(self.layout.m + index), self._view(self.layout.v + index)
-
-    def _number(self, name):
-        return ffi.cast("double *", self._view(self.layout.numbers[name]).dst)[0]
-
-    def discard(self) -> None:
-        self.views.clear()
-        self.passed_beside = 0
-
-
 class Uses:
     """The parts of a step that an algorithm (or None) declares to use, with a given Keras optimizer (or None).
 
@@ -139,71 +62,83 @@ class Uses:
         self.adam = self.variance or (algorithm is not None and algorithm.uses_adam)
 
 
-class Step:
-    """All steps of some variables, one after the other.
+class Step(adam.KerasSource, Source):
+    """All steps of some variables, one after the other; to their Reducer, the Source of the current one.
 
     Args:
         options: GradientOptions, checked. variables: tf.Variables, held weakly.
         optimizer: a Keras one, held weakly, or None. passes: its backward passes per step.
     Attributes:
-        source, reducer, has_update: see Reduction. uses: the parts that the algorithm uses.
+        reducer, has_update: see Reduction. uses: the parts that the algorithm uses.
     """
 
     def __init__(self, options: GradientOptions, variables: Any, optimizer: Any = None, passes: int = 1) -> None:
         self.uses = Uses(options.algorithm, optimizer)
         self.has_update = self.uses.any
+        self._options = options
         self._compression = options.compression or Compression.none
-        self.source = TensorFlowSource(variables, optimizer, passes)
+        self._optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        self._variables = [weakref.ref(variable) for variable in variables]
+        self._passes = passes
+        # A bridge's indices: gradients have 0, 1, ...; then come weights and the optimizer's variables.
+        self._count = count = len(variables)
+        self._weights_at, self._m_at, self._v_at = count, 2 * count, 3 * count      # the first index of `count` each
+        self._numbers_at = {"learning rate": 4 * count, "iterations": 4 * count + 1}
+        self._decision_at = 4 * count + 2       # whether the algorithm has updated the weights
+        self._views: dict[int, TensorView] = {}     # by index, the memory that the bridge has passed in this step
+        self._passed_beside = 0     # how many of them are not gradients
+        self._count_beside = 0      # the number of tensors that are passed with the gradients
+        self._eager_copies: dict[int, Any] = {}     # by index: copies of weights that are read outside of steps
         members = [
             Member(variable.name, tuple(variable.shape), native_dtype(variable.dtype.base_dtype))
             for variable in variables
         ]
         self.reducer = Reducer(
-            self.source, members, options.algorithm, options.process_set, 1,
+            self, members, options.algorithm, options.process_set, 1,
             options.grouped(variables, native_variable), **options.reducer_arguments,
         )
-        self._options = options
         self._before = Bridge(self._put, self._synchronize, self._differentiate)
-        self._after = Bridge(self.source.views.__setitem__, self._stepped)
+        self._after = Bridge(self._views.__setitem__, self._stepped)
         self._weighing = Bridge(self._put_weight, self._make_factor)
         self._weight_view: Any = None
         self._weight: Weight | None = None      # the last one
-        self._count_beside = 0      # the number of tensors that are passed with the gradients
         self._results: dict[int, tf.Tensor] = {}    # of the last exchange(), by index, without gradients
 
     # --------------------------------------------------------------------------------------------------- traced ----
 
-    def _moments(self):
+    def _live_variables(self):
+        return [variable() for variable in self._variables]
+
+    def _moment_variables(self):
         """The optimizer's moments, by index."""
-        layout, optimizer = self.source.layout, self.source.optimizer
-        pairs = [adam.moments(optimizer, variable) for variable in self.source.variables]
+        pairs = [adam.moments(self._optimizer(), variable) for variable in self._live_variables()]
         ms, vs = ([native_variable(pair[place]) for pair in pairs] for place in (0, 1))
-        return {**dict(enumerate(ms, layout.m)), **dict(enumerate(vs, layout.v))}
+        return {**dict(enumerate(ms, self._m_at)), **dict(enumerate(vs, self._v_at))}
 
     def _tensors_beside(self):
         """The tensors that are passed over the bridge with the gradients, by index."""
-        uses, layout = self.uses, self.source.layout
+        uses, optimizer = self.uses, self._optimizer()
         tensors: dict[int, tf.Tensor] = {}
         if uses.shown:
-            tensors.update(enumerate((variable.read_value() for variable in self.source.variables), layout.weight))
+            tensors.update(enumerate((variable.read_value() for variable in self._live_variables()), self._weights_at))
         if uses.adam:
-            tensors.update((index, moment.read_value()) for index, moment in self._moments().items())
-            optimizer = self.source.optimizer
+            tensors.update((index, moment.read_value()) for index, moment in self._moment_variables().items())
             for name, value in (("learning rate", adam.learning_rate(optimizer)), ("iterations", optimizer.iterations)):
-                tensors[layout.numbers[name]] = tf.cast(tf.convert_to_tensor(value), tf.float64)
+                tensors[self._numbers_at[name]] = tf.cast(tf.convert_to_tensor(value), tf.float64)
         if uses.updates:
-            tensors[layout.decision] = tf.zeros([], tf.int32)
+            tensors[self._decision_at] = tf.zeros([], tf.int32)
         return tensors
 
-    def factor(self, weight: Any) -> Any:
+    def factor_of(self, weight: Any) -> Any:
         """The factor of this rank's gradients in a weighted average, a float64 scalar."""
         return self._weighing.exchange([tf.cast(weight, tf.float64)])[0]
 
-    def exchange(self, gradients: Any) -> Any:
+    def exchange(self, gradients: Any, places: Any) -> Any:
         """The reduced gradients, dense, in the given order."""
+        self.places = places
         if self._compression is not Compression.none:
             gradients, contexts = zip(*map(self._compression.compress, gradients), strict=True)
-        count = self.source.layout.count
+        count = self._count
         tensors = self._tensors_beside() if self.uses.shown or self.uses.adam else {}
         self._count_beside = len(tensors)
         # Backward passes compute the last ones first; in eager mode they are sent in this order.
@@ -213,8 +148,8 @@ class Step:
         self._results = results
         written = self._assign_weights() if self.uses.written else []
         if self.uses.variance:
-            written += [variance.assign(self._results[index]) for index, variance in self._moments().items()
-                        if index >= self.source.layout.v]
+            written += [variance.assign(self._results[index]) for index, variance in self._moment_variables().items()
+                        if index >= self._v_at]
         if written:
             with tf.control_dependencies(_operations(written)):
                 reduced = list(map(tf.identity, reduced))
@@ -234,15 +169,15 @@ class Step:
         return allreduce(gradients, None, op, 1.0, 1.0, registered_id(group), label="HorovodSecondOrder")
 
     def _assign_weights(self):
-        weight = self.source.layout.weight
-        return [variable.assign(self._results[index]) for index, variable in enumerate(self.source.variables, weight)]
+        return [variable.assign(self._results[index])
+                for index, variable in enumerate(self._live_variables(), self._weights_at)]
 
     def update(self, apply: Callable[..., Any], instead: Callable[..., Any]) -> Any:
         """See Reduction.update()."""
         applied = self._apply_or(apply, instead) if self.uses.updates else apply()
         if not self.uses.after:
             return applied
-        first, variables = self.source.layout.weight, self.source.variables
+        first, variables = self._weights_at, self._live_variables()
         before = [] if applied is None or tf.executing_eagerly() else [applied]
         with tf.control_dependencies(before):
             weights = self._after.exchange([variable.read_value() for variable in variables],
@@ -255,7 +190,7 @@ class Step:
         def by_algorithm():
             self._assign_weights()
             if self.uses.adam:
-                for index, moment in self._moments().items():
+                for index, moment in self._moment_variables().items():
                     moment.assign(self._results[index])
             instead()
             return tf.constant(True)
@@ -264,21 +199,20 @@ class Step:
             apply()
             return tf.constant(False)
 
-        return tf.cond(tf.not_equal(self._results[self.source.layout.decision], 0), by_algorithm, by_optimizer)
+        return tf.cond(tf.not_equal(self._results[self._decision_at], 0), by_algorithm, by_optimizer)
 
     # ------------------------------------------------------------------------------- called by bridges at run time ----
 
     def _put(self, index, view):
-        source = self.source
-        if index in source.views:
+        if index in self._views:
             # The previous step was abandoned, because of an error elsewhere in the graph.
             self.reducer.reset()
-        source.views[index] = view
-        beside = index >= source.layout.count
-        source.passed_beside += beside
+        self._views[index] = view
+        beside = index >= self._count
+        self._passed_beside += beside
         # Algorithms may read weights when the first gradient is ready, but the graph passes tensors in any order.
-        if source.passed_beside == self._count_beside:
-            for ready in [each for each in source.views if each < source.layout.count] if beside else [index]:
+        if self._passed_beside == self._count_beside:
+            for ready in [each for each in self._views if each < self._count] if beside else [index]:
                 self.reducer.gradient_ready(ready)
 
     def _put_weight(self, _, view):
@@ -294,15 +228,47 @@ class Step:
         try:
             self.reducer.synchronize()
             if self.reducer.step():     # only algorithms that update
-                self.source.decide()
+                ffi.cast("int32_t *", self.gradient(self._decision_at).dst)[0] = 1
         finally:
-            self.source.discard()
+            self.discard()
         if not self.uses.after:
             self.reducer.stepped()
 
     def _stepped(self):
         self.reducer.stepped()
-        self.source.discard()
+        self.discard()
+
+    # ------------------------------------------------------------------------------------- the Source at run time ----
+
+    def gradient(self, index: int) -> Any:
+        if index in self._views:
+            return self._views[index]
+        raise RuntimeError("the previous step was interrupted, so this one is aborted, too: run the step again")
+
+    prepare = gradient
+
+    def weight(self, index: int) -> Any:
+        if self._views:
+            return self.gradient(self._weights_at + index)
+        # No step runs, as in an algorithm's abort().
+        if not tf.executing_eagerly():
+            raise RuntimeError("outside of a step, weights can be read only in eager mode")
+        values = self._eager_copies[index] = np.array(self._variables[index]().numpy(), order="C")
+        return array_view(values)
+
+    def weight_written(self, index: int) -> None:
+        if index in self._eager_copies:
+            self._variables[index]().assign(self._eager_copies.pop(index))
+
+    def _moments(self, index):
+        return self.gradient(self._m_at + index), self.gradient(self._v_at + index)
+
+    def _number(self, name):
+        return ffi.cast("double *", self.gradient(self._numbers_at[name]).dst)[0]
+
+    def discard(self) -> None:
+        self._views.clear()
+        self._passed_beside = 0
 
 
 def _operations(assigned):

@@ -141,6 +141,7 @@ def _subclass(base):
     return type(base.__name__, (_DistributedGradientTape, base), {"__doc__": base.__doc__})
 
 
+@as_written     # AutoGraph would add variables to locals()
 @doc_from(DistributedGradientTape, api.PARTIAL, local_layers=api.LOCAL_LAYERS)
 def PartialDistributedGradientTape(gradtape: tf.GradientTape, device_dense: str = "", device_sparse: str = "",
                                    compression: type[Compressor] = Compression.none, sparse_as_dense: bool = False,

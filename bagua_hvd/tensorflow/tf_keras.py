@@ -4,7 +4,10 @@ Gradients are reduced where Keras 2 lets its optimizers sum the gradients of rep
 get_gradients() and _aggregate_gradients() (new optimizers: aggregate_gradients()). apply_gradients() reduces only those
 not reduced before. So the user sees and clips reduced gradients, and a LossScaleOptimizer around this one looks for
 infinities in values that are equal on all ranks.
+
+This module is also TensorFlow's backend of Keras: see _keras/backend.py.
 """
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +17,9 @@ from bagua_hvd._keras import backend, legacy
 from bagua_hvd._keras.optimizer import HasDistribution
 from bagua_hvd.core.identity import ByIdentity
 from bagua_hvd.reduction.options import GradientOptions
-from bagua_hvd.tensorflow.compression import Compression
-from bagua_hvd.tensorflow.elastic import translated_errors
-from bagua_hvd.tensorflow.functions import broadcast_global_variables
+from bagua_hvd.tensorflow.compression import Compression  # noqa: F401  (this and the next two: see backend.py)
+from bagua_hvd.tensorflow.elastic import translated_errors  # noqa: F401
+from bagua_hvd.tensorflow.functions import broadcast_global_variables  # noqa: F401
 from bagua_hvd.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from bagua_hvd.tensorflow.graphs import as_written, native_variable
 from bagua_hvd.tensorflow.reduction import Reduction
@@ -156,14 +159,7 @@ class _DistributedLegacy(_Distributed):
 
 
 def wrap(optimizer: Any, options: GradientOptions, passes: int, average_aggregated: bool) -> Any:
-    """Makes the distributed optimizer from the configuration of the given one.
-
-    Args:
-        optimizer: of tf_keras.optimizers or tf_keras.optimizers.legacy. options: GradientOptions, checked.
-        passes, average_aggregated: backward_passes_per_step, average_aggregated_gradients.
-    Raises:
-        ValueError: it is a distributed optimizer already.
-    """
+    """Makes the distributed optimizer from the configuration of the given one; see wrap() in _keras/optimizer.py."""
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     base = type(optimizer)
@@ -198,6 +194,4 @@ def load_model(filepath: Any, wrap_optimizer: Callable[..., Any], custom_objects
     return model
 
 
-# The parts of the TensorFlow backend that Keras needs.
-backend.register(backend.Backend(
-    Reduction, Compression, translated_errors, broadcast_global_variables, wrap, load_model))
+backend.register(sys.modules[__name__])

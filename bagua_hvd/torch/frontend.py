@@ -7,8 +7,8 @@ from torch import strided
 
 from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import native, vectors
-from bagua_hvd.core.device import DeviceView, Placement, device
-from bagua_hvd.core.native import tensor_view
+from bagua_hvd.core.device import Placement, device
+from bagua_hvd.core.native import TensorView, tensor_view
 from bagua_hvd.torch.shards import is_sharded
 
 DTYPES: dict[torch.dtype, int] = {getattr(torch, name): code for name, code in vectors.DTYPES.items()}
@@ -64,7 +64,7 @@ class TorchPlacement(Placement):
             if output is not None and output is not tensor:
                 output.record_stream(stream)
         dst = 0 if output is None else output.data_ptr()
-        return DeviceView(tensor.data_ptr(), dst, tensor.shape, dtype, (tensor, output), self)
+        return TensorView(tensor.data_ptr(), dst, tensor.shape, dtype, (tensor, output), self)
 
 
 class TorchFrontend(Frontend):
@@ -85,10 +85,10 @@ class TorchFrontend(Frontend):
         if not src and is_sharded(tensor):
             raise ValueError("Tensor is a DTensor, of which each rank holds a part: call .to_local() on it first.")
         if output is tensor:
-            return tensor_view((src, src, tensor.shape, dtype, tensor))
+            return tensor_view((src, src, tensor.shape, dtype, tensor, None, False))
         if output is None:
-            return tensor_view((src, 0, tensor.shape, dtype, tensor))
-        return tensor_view((src, output.data_ptr(), tensor.shape, dtype, (tensor, output)))
+            return tensor_view((src, 0, tensor.shape, dtype, tensor, None, False))
+        return tensor_view((src, output.data_ptr(), tensor.shape, dtype, (tensor, output), None, False))
 
     def _view_of_bytes(self, tensor, output):
         if (tensor.dtype not in _MOVED or tensor.layout is not strided or not tensor.is_contiguous()

@@ -2,7 +2,7 @@
 
     Source              here: what a front end supplies, and what stands for it outside of steps
     TorchSource         torch/source.py: `p.grad` and the parameters
-    TensorFlowSource    tensorflow/step.py: arrays that a graph has passed over the bridge
+    Step                tensorflow/step.py: arrays that a graph has passed over the bridge
     KerasTorchSource    _keras/torch_reduction.py: Keras on torch
 """
 from collections.abc import Iterable

@@ -16,7 +16,7 @@ STEPS = 4
 
 def _pose_as_device_tensors(device=None):
     """Makes PyTorch's tensors appear on the fake GPU; device: None for the one that all ranks share."""
-    from bagua_hvd.core.device import DeviceView
+    from bagua_hvd.core.native import TensorView
     from bagua_hvd.core.operations import Operation
     from bagua_hvd.torch.frontend import TorchFrontend
     from device_arrays import TAG, FakePlacement
@@ -26,8 +26,8 @@ def _pose_as_device_tensors(device=None):
     on_host = TorchFrontend.view
 
     def view(self, tensor, output=None):
-        src, dst, shape, dtype, owner = on_host(self, tensor, output)
-        return DeviceView(src | TAG, dst | TAG if dst else 0, shape, dtype, owner, placement)
+        src, dst, shape, dtype, owner, *_ = on_host(self, tensor, output)
+        return TensorView(src | TAG, dst | TAG if dst else 0, shape, dtype, owner, placement)
 
     def synchronizing(method):
         def call(*arguments):

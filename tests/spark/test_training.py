@@ -70,7 +70,7 @@ def keras_models_that_differ():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         optimizer = keras.saving.serialize_keras_object(keras.optimizers.SGD(0.1))
         result = _train(to_bytes(model), optimizer, SimpleNamespace(
-            params={"optimizer": None}, random_seed=0, custom_objects=None, gradient_compression=None,
+            optimizer=None, random_seed=0, custom_objects=None, gradient_compression=None,
             algorithm=algorithm, loss="mse", loss_weights=None, metrics=(), rows=lambda rank, size: (rank, None),
             epoch=lambda rank, epoch: batches(rank)[:-1], steps=lambda rank: BATCHES - 1, feature_cols=["x"],
             label_cols=["y"], epochs=1, callbacks=[Keep()], verbose=0))

@@ -24,7 +24,7 @@ import nvrtc
 import ptx
 from bagua_hvd.collectives.frontend import Frontend
 from bagua_hvd.core import device, native
-from bagua_hvd.core.device import KERNELS, Device, DeviceView, Placement
+from bagua_hvd.core.device import KERNELS, Device, Placement
 from bagua_hvd.core.exceptions import HorovodInternalError
 from locks import locked
 from world import DTYPES, storage
@@ -279,7 +279,7 @@ class DeviceArray:
     def view(self, output=None):
         """Like Frontend.view."""
         dst = 0 if output is None else output.address
-        return DeviceView(self.address, dst, self.shape, DTYPES[self.dtype], (self, output), self.placement)
+        return native.TensorView(self.address, dst, self.shape, DTYPES[self.dtype], (self, output), self.placement)
 
 
 _NAMES = {code: name for name, code in DTYPES.items()}

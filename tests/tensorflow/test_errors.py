@@ -149,6 +149,9 @@ def wrong_calls():
             else:
                 raise AssertionError(f"no error: {fragment}")
 
+    for grouped in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        check(TypeError, "takes a list of tensors, not a dict", lambda grouped=grouped: grouped({0: tf.zeros(2)}))
+
     x = tf.zeros([4, 2])
     compiled = (lambda f: tf.function(f, jit_compile=True),)
     not_initialized = "Horovod has not been initialized; use hvd.init()."

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -128,12 +129,16 @@ def options(mode):
         assert_near(reduced(op=hvd.Adasum), adasum)
 
     # Local sources keep this rank's gradient, divided by the number of ranks or not.
+    layer = SimpleNamespace(trainable_weights=[net.b1])
     for scale in (True, False):
         def local(batch, scale=scale):
             with tf.GradientTape() as tape:
                 loss = net.loss(batch)
-            tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scale)
-            tape.register_local_source(net.b1)
+            if scale:
+                tape = hvd.PartialDistributedGradientTape(tape, local_layers=layer)
+            else:
+                tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+                tape.register_local_source(net.b1)
             return tape.gradient(loss, variables)
 
         own = gradients_alone(net, batch_of(hvd.rank()))[1] / (hvd.size() if scale else 1)

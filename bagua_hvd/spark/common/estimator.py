@@ -1,5 +1,6 @@
 """Framework-independent estimator and model: data to the store, training on the ranks, a model for Spark."""
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ class HorovodEstimator(Keywords, Estimator):
     def _train(self, backend, train_path, val_path):
         run_id, store = self.value("run_id") or f"run_{uuid.uuid4().hex[:12]}", self.value("store")
         train, env = self.job()
-        task = Task(store, self._columns(), train_path, val_path, {
+        task = Task(store=store, columns=self._columns(), train_path=train_path, val_path=val_path, **{
             name: self.value(name) for name in self.table if name not in ("store", "backend", "model", "run_id")})
         task.rows(0, backend.num_processes())       # reports too few rows before a rank starts
         # One pickle, so that the optimizer keeps the model's own parameters.
@@ -154,31 +155,19 @@ class HorovodEstimator(Keywords, Estimator):
         return model
 
 
-class Task:
-    """Data and parameters for a rank's training.
+class Task(SimpleNamespace):
+    """Data and parameters for a rank's training; each parameter is an attribute.
 
     Args:
         store, columns: see Rows. train_path, val_path: folders of the store; val_path None: no validation.
-        params: {name: value}.
     """
-
-    def __init__(self, store: Any, columns: dict[str, Any], train_path: str, val_path: str | None,
-                 params: dict[str, Any]) -> None:
-        self._store, self._columns, self._train_path, self._val_path = store, columns, train_path, val_path
-        self.params = params
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["params"][name]
-        except KeyError:
-            raise AttributeError(name) from None
 
     def rows(self, rank: int, size: int) -> tuple[data.Rows, data.Rows | None]:
         """(rows for training, rows for validation or None)."""
         def rows(path, purpose):
-            return data.Rows(self._store.dataset(path), self._columns, rank, size, purpose)
+            return data.Rows(self.store.dataset(path), self.columns, rank, size, purpose)
 
-        return rows(self._train_path, "train"), None if self._val_path is None else rows(self._val_path, "validate")
+        return rows(self.train_path, "train"), None if self.val_path is None else rows(self.val_path, "validate")
 
     def epoch(self, rows: data.Rows, epoch: int) -> Any:
         """The batches of an epoch, at most train_steps_per_epoch."""

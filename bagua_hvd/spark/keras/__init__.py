@@ -122,7 +122,7 @@ def _backend():
 
 def _train(content, optimizer, task):
     """Runs on a rank: returns the history and, on rank 0, the weights."""
-    task.params.pop("optimizer")        # serialized separately; a model pickled with it would be another object
+    del task.optimizer                  # serialized separately; a model pickled with it would be another object
     # Keras uses the first GPU that it sees.
     own = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[variables.read("HOROVOD_LOCAL_RANK"):][:1]
     if any(own):

@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import secrets
-import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -97,7 +96,7 @@ class Registry(Service):
         self._attached: set[int] = set()      # numbers of clients
         self._watching: set[Any] = set()
         self._finished = False
-        self._over = threading.Event()
+        self._over = False
         super().__init__(secret, self._take, (Dispatcher, Wanted, Attach, Watch, Finished, Shutdown), host)
 
     def _take(self, event, number, message):
@@ -115,8 +114,8 @@ class Registry(Service):
             self._attached.discard(number)
             self._watching.discard(number)
         if event == "shutdown" or (self._finished and not self._attached):
-            self._over.set()
-        if self._over.is_set():
+            self._over = True
+        if self._over:
             while self._watching:
                 self.send(self._watching.pop(), Shutdown())
 
@@ -128,20 +127,15 @@ class Client:
         addresses: [host, port] pairs, tried for up to `timeout` seconds.
     Raises:
         TimeoutError: the registry did not answer.
+    Attributes:
+        local_host: the address by which the registry sees this process. send, close: the Connection's.
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, timeout: float) -> None:
         self._timeout = timeout
         self._connection = _connect(addresses, secret, timeout)
-
-    @property
-    def local_host(self) -> str:
-        """The address by which the registry sees this process."""
-        return self._connection.socket.getsockname()[0]
-
-    def send(self, message: Any) -> None:
-        """Sends one of the messages above. OSError: the registry has ended."""
-        self._connection.send(message)
+        self.send, self.close = self._connection.send, self._connection.close
+        self.local_host = self._connection.socket.getsockname()[0]
 
     def address_of(self, dispatcher: int) -> str:
         """`host:port` of a dispatcher. TimeoutError: it did not register in time. OSError: the registry has ended."""
@@ -173,10 +167,6 @@ class Client:
         except OSError:
             return
         self._connection.receive(Shutdown)
-
-    def close(self) -> None:
-        """Disconnects."""
-        self._connection.close()
 
     def __enter__(self):
         return self
