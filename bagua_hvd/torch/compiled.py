@@ -17,7 +17,7 @@ def _tensors_of(name, value):
     if name == "tensor":
         return [value]
     if name == "tensors":
-        if isinstance(value, str | Iterator):       # an iterator is used up, and its items are unknown
+        if isinstance(value, str | Mapping | Iterator):     # an iterator is used up, and its items are unknown
             raise TypeError
         return list(value)
     if name == "params":

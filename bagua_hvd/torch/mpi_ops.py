@@ -112,7 +112,7 @@ def grouped_allreduce(tensors: Sequence[torch.Tensor], average: bool | None = No
                       prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     op = _resolve(op, average)
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [compression.compress(tensor) for tensor in rules.listed(tensors)]
     compressed = [tensor for tensor, _ in pairs]
     reduced = _differentiable(HorovodGroupedAllreduce, compressed, None, name, op, prescale_factor, postscale_factor,
                               process_set, *compressed)
@@ -193,7 +193,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 @doc_from(rules.grouped_allgather, "Differentiable.")
 def grouped_allgather(tensors: Sequence[torch.Tensor], name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
-    tensors = list(tensors)
+    tensors = rules.listed(tensors)
     return _differentiable(HorovodGroupedAllgather, tensors, name, process_set, *tensors)
 
 
@@ -293,7 +293,7 @@ def grouped_reducescatter(tensors: Sequence[torch.Tensor], name: str | None = No
                           compression: type[Compressor] = Compression.none, op: int | None = Average,
                           process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> list[torch.Tensor]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
+    pairs = [compression.compress(tensor) for tensor in rules.listed(tensors)]
     compressed = [tensor for tensor, _ in pairs]
     reduced = _differentiable(HorovodGroupedReducescatter, compressed, name, op, process_set, prescale_factor,
                               postscale_factor, *compressed)

@@ -81,8 +81,8 @@ def mistakes_of_one_rank():
     with pytest.raises(ValueError):
         hvd.grouped_allreduce([])
     for grouped in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-        with pytest.raises(TypeError, match="takes a list of tensors, not a dict"):
-            grouped({0: one})
+        with pytest.raises(TypeError, match=r"takes a sequence of torch.Tensor as `tensors`, not dict"):
+            grouped({one: one})
     for splits in ([1] * (n + 1), [3] * n, [-1] + [1] * (n - 1), [], torch.ones(n, dtype=torch.int64),
                    torch.ones(n, 1, dtype=torch.int32), torch.ones(n), [0.5] * n, 5):
         with pytest.raises(ValueError):
