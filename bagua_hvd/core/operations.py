@@ -8,7 +8,6 @@ call takes one from the pool, so threads never share one.
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
@@ -150,8 +149,16 @@ class _Completions:
 
 
 _IDLE_MAX = 2           # threads left over by long callbacks end
-_completions = functools.cache(_Completions)
-os.register_at_fork(after_in_child=_completions.cache_clear)        # threads do not survive a fork
+_completions_lock = threading.Lock()
+_completions: _Completions | None = None
+
+
+def _after_fork_in_child() -> None:
+    global _completions, _completions_lock
+    _completions, _completions_lock = None, threading.Lock()    # threads do not survive a fork
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Operation:
@@ -227,7 +234,11 @@ class Operation:
         callback() runs on a thread of _Completions and may block; callbacks run concurrently, in any order. An
         operation takes one callback, and may be dropped before it runs.
         """
-        _completions().add(self._handle, callback)
+        global _completions
+        with _completions_lock:
+            if _completions is None:
+                _completions = _Completions()
+        _completions.add(self._handle, callback)
 
     @property
     def value(self) -> int:
