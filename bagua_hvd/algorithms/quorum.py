@@ -108,10 +108,15 @@ def decoded(codec: Codec | None, content: bytes, like: np.ndarray) -> np.ndarray
 
 
 class _Outer:
-    """The outer parameters of one fragment, and its round. Only the server's thread uses it."""
+    """The outer parameters of one fragment, and its round. Only the server's thread uses it.
 
-    def __init__(self, message: Enter, content: bytes) -> None:
+    Args:
+        ranks: number of ranks that are sure to enter.
+    """
+
+    def __init__(self, message: Enter, content: bytes, ranks: int) -> None:
         self._first = message
+        self._missing = ranks                   # of these, those that have not entered yet
         self._values: np.ndarray = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
         self._codec = Codec(*message.codec) if message.codec else None
         self._number = 0
@@ -126,11 +131,13 @@ class _Outer:
 
     def enter(self, writer: asyncio.StreamWriter, message: Enter) -> None:
         """Admits a rank, or refuses it."""
+        self._missing = max(0, self._missing - 1)
         here, there = vars(message), vars(self._first)
         differ = ", ".join(f"{name} is {there[name]!r} on the server and {here[name]!r} on this rank"
                            for name in here if here[name] != there[name])
         if differ:
             self._send([writer], "refused", differ.encode())
+            self._end_if_due()
         else:
             self.welcome(writer)
 
@@ -161,10 +168,10 @@ class _Outer:
         """Ends the round once all have arrived, or, from the quorum on, after the grace period."""
         if not self._arrived:
             return
-        if self._awaited <= self._arrived.keys():
+        if not self._missing and self._awaited <= self._arrived.keys():
             self._end()
             return
-        quorum = self._quorum if self._quorum >= 1 else self._quorum * len(self._awaited)
+        quorum = self._quorum if self._quorum >= 1 else self._quorum * (len(self._awaited) + self._missing)
         if len(self._arrived) >= quorum and self._deadline is None:
             self._deadline = asyncio.get_running_loop().call_later(self._grace_s, self._end)
 
@@ -192,10 +199,12 @@ class QuorumServer(Server):
 
     Args:
         host: numeric address to bind.
+        ranks: number of ranks that are sure to connect: the first rounds wait for them.
     """
 
-    def __init__(self, secret: bytes, host: str) -> None:
+    def __init__(self, secret: bytes, host: str, ranks: int = 0) -> None:
         self._outers: dict[str, _Outer] = {}
+        self._ranks = ranks
         super().__init__(secret, host, "quorum server")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -206,7 +215,7 @@ class QuorumServer(Server):
                 content = await reader.readexactly(message.nbytes)
                 if isinstance(message, Enter):
                     if message.name not in self._outers:
-                        self._outers[message.name] = _Outer(message, content)
+                        self._outers[message.name] = _Outer(message, content, self._ranks)
                     self._outers[message.name].enter(writer, message)
                 elif message.name in self._outers:
                     self._outers[message.name].contribute(writer, message, content)
@@ -405,7 +414,7 @@ def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
     """Starts a server on rank 0 of the group, while `owner` lives; returns its address on all ranks. Collective."""
     address = None
     if group.rank() == 0:
-        server = QuorumServer(secret, runtime.options.listen_host)
+        server = QuorumServer(secret, runtime.options.listen_host, group.size())
         weakref.finalize(owner, server.close_anywhere)
         address = join_address(runtime.options.listen_host, server.port)
     return str(allgather_object(address, "quorum server", group)[0])

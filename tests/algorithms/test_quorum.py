@@ -132,6 +132,27 @@ def test_a_share_of_those_who_are_left(server):
     ranks[0].receives("mean", 0, [2] * 4)       # half of the two that remain
 
 
+def test_the_first_round_waits_for_all_ranks():
+    """Those that enter late would else continue from a theta to which they added nothing."""
+    for quorum in 2, 0.75:
+        with QuorumServer(SECRET, "127.0.0.1", ranks=2) as server:
+            early = Rank(server, quorum)
+            early.send(0, 1)
+            assert early.link.response("w") is None
+            late = Rank(server, quorum)
+            assert late.state[0] == 0
+            late.is_asked(0)
+            late.send(0, 3)
+            for rank in early, late:
+                rank.receives("mean", 0, [2] * 4)
+    with QuorumServer(SECRET, "127.0.0.1", ranks=2) as server:
+        early = Rank(server, 2)
+        early.send(0, 1)
+        with pytest.raises(ValueError, match="has other settings for w"):
+            Rank(server, 2, outer_lr=1.0)       # it will not take part
+        early.receives("mean", 0, [1] * 4)
+
+
 def test_another_training_is_refused(server):
     """The server refuses other settings and serves its ranks further; a rank that enters gets the current theta."""
     first = Rank(server, 1)

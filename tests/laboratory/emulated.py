@@ -272,14 +272,11 @@ class Ranks:
     """
 
     def __init__(self, hosts, profile, per_host=1, environment=None):
-        import torch  # noqa: F401  (so that the children need not load it)
-
-        import bagua_hvd.torch  # noqa: F401
-
         self.size = hosts.count * per_host
         self._job = hosts.job(self.size)
         variables = self._job.__enter__()
-        context = get_context("fork")
+        context = get_context("forkserver")     # this process may have threads, whose locks a fork would copy
+        context.set_forkserver_preload(["torch", "bagua_hvd.torch"])
         self._links, self._processes = [], []
         for rank in range(self.size):
             ours, theirs = context.Pipe()
