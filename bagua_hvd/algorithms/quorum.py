@@ -108,15 +108,10 @@ def decoded(codec: Codec | None, content: bytes, like: np.ndarray) -> np.ndarray
 
 
 class _Outer:
-    """The outer parameters of one fragment, and its round. Only the server's thread uses it.
+    """The outer parameters of one fragment, and its round. Only the server's thread uses it."""
 
-    Args:
-        ranks: number of ranks that are sure to enter.
-    """
-
-    def __init__(self, message: Enter, content: bytes, ranks: int) -> None:
+    def __init__(self, message: Enter, content: bytes) -> None:
         self._first = message
-        self._missing = ranks                   # of these, those that have not entered yet
         self._values: np.ndarray = np.frombuffer(content, message.dtype).reshape(2, -1).copy()
         self._codec = Codec(*message.codec) if message.codec else None
         self._number = 0
@@ -131,13 +126,11 @@ class _Outer:
 
     def enter(self, writer: asyncio.StreamWriter, message: Enter) -> None:
         """Admits a rank, or refuses it."""
-        self._missing = max(0, self._missing - 1)
         here, there = vars(message), vars(self._first)
         differ = ", ".join(f"{name} is {there[name]!r} on the server and {here[name]!r} on this rank"
                            for name in here if here[name] != there[name])
         if differ:
             self._send([writer], "refused", differ.encode())
-            self._end_if_due()
         else:
             self.welcome(writer)
 
@@ -168,10 +161,10 @@ class _Outer:
         """Ends the round once all have arrived, or, from the quorum on, after the grace period."""
         if not self._arrived:
             return
-        if not self._missing and self._awaited <= self._arrived.keys():
+        if self._awaited <= self._arrived.keys():
             self._end()
             return
-        quorum = self._quorum if self._quorum >= 1 else self._quorum * (len(self._awaited) + self._missing)
+        quorum = self._quorum if self._quorum >= 1 else self._quorum * len(self._awaited)
         if len(self._arrived) >= quorum and self._deadline is None:
             self._deadline = asyncio.get_running_loop().call_later(self._grace_s, self._end)
 
@@ -199,12 +192,10 @@ class QuorumServer(Server):
 
     Args:
         host: numeric address to bind.
-        ranks: number of ranks that are sure to connect: the first rounds wait for them.
     """
 
-    def __init__(self, secret: bytes, host: str, ranks: int = 0) -> None:
+    def __init__(self, secret: bytes, host: str) -> None:
         self._outers: dict[str, _Outer] = {}
-        self._ranks = ranks
         super().__init__(secret, host, "quorum server")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -215,7 +206,7 @@ class QuorumServer(Server):
                 content = await reader.readexactly(message.nbytes)
                 if isinstance(message, Enter):
                     if message.name not in self._outers:
-                        self._outers[message.name] = _Outer(message, content, self._ranks)
+                        self._outers[message.name] = _Outer(message, content)
                     self._outers[message.name].enter(writer, message)
                 elif message.name in self._outers:
                     self._outers[message.name].contribute(writer, message, content)
@@ -328,10 +319,18 @@ class QuorumRounds:
         self.stopped = False
         # A job with a single rank has no secret.
         secret = variables.read("_HOROVOD_SECRET_KEY") or runtime.options.secret or secrets.token_bytes()
-        address = variables.read("BAGUA_HVD_QUORUM_SERVER") or _hosted(self, secret, model.group)
-        self._link = _Link(address, secret)
+        address = variables.read("BAGUA_HVD_QUORUM_SERVER")
+        self._link = _Link(address or _hosted(self, secret, model.group), secret)
         weakref.finalize(self, self._link.close)
-        self._is_new = self._enter()
+        refusal = ""
+        try:
+            self._is_new = self._enter()
+        except ValueError as error:
+            refusal = f"rank {model.group.rank()}: {error}"
+        # No rank contributes before all have entered: it would be alone in the first round.
+        refusals = [refusal] if address else allgather_object(refusal, "quorum entry", model.group)
+        if any(refusals):
+            raise ValueError(next(filter(None, refusals)))
 
     def _enter(self) -> bool:
         """Takes theta and m from the server. Returns whether they differ from this rank's."""
@@ -414,7 +413,7 @@ def _hosted(owner: Any, secret: bytes, group: ProcessSet) -> str:
     """Starts a server on rank 0 of the group, while `owner` lives; returns its address on all ranks. Collective."""
     address = None
     if group.rank() == 0:
-        server = QuorumServer(secret, runtime.options.listen_host, group.size())
+        server = QuorumServer(secret, runtime.options.listen_host)
         weakref.finalize(owner, server.close_anywhere)
         address = join_address(runtime.options.listen_host, server.port)
     return str(allgather_object(address, "quorum server", group)[0])

@@ -195,7 +195,7 @@ def _machine_code(capability: str) -> bytes:
             return file.read_bytes()
         code, _ = cupy.cuda.compiler.compile_using_nvrtc(source, OPTIONS + IN_PARALLEL, filename="kernels.cu")
         with contextlib.suppress(OSError):
-            unfinished = file.with_suffix(f".{os.getpid()}")
+            unfinished = file.with_suffix(f".{os.uname().nodename}.{os.getpid()}")
             unfinished.write_bytes(code)
             unfinished.rename(file)
         return code

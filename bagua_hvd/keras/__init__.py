@@ -32,7 +32,9 @@ def DistributedOptimizer(optimizer: _api.OptimizerT, name: str | None = None, de
                          num_groups: int = 0, groups: _api.Groups = None,
                          algorithm: str | Algorithm | type[Algorithm] | None = None,
                          delay: int = 0) -> _api.OptimizerT:
-    return _api.DistributedOptimizer(**locals())
+    return _api.DistributedOptimizer(optimizer, name, device_dense, device_sparse, compression, sparse_as_dense,
+                                     gradient_predivide_factor, op, num_groups=num_groups, groups=groups,
+                                     algorithm=algorithm, delay=delay)
 
 
 @_doc_from(_api.DistributedOptimizer, _api.PARTIAL, local_layers=_api.LOCAL_LAYERS)
@@ -45,9 +47,11 @@ def PartialDistributedOptimizer(optimizer: _api.OptimizerT, name: str | None = N
                                 scale_local_gradients: bool = True,
                                 algorithm: str | Algorithm | type[Algorithm] | None = None,
                                 delay: int = 0) -> _api.OptimizerT:
-    options = locals()
-    local = _api.weights_of(options.pop("local_layers"))
-    wrapped: Any = _api.DistributedOptimizer(**options)
+    local = _api.weights_of(local_layers)
+    wrapped: Any = _api.DistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, groups=groups, process_set=process_set,
+        scale_local_gradients=scale_local_gradients, algorithm=algorithm, delay=delay)
     for variable in local:
         wrapped.register_local_var(variable)
     return wrapped

@@ -235,7 +235,7 @@ def _describe(error):
         return f"{error.strerror}: every rank needs three descriptors; raise the limit, such as `ulimit -n 65536`"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error)
+    return str(error) or type(error).__name__
 
 
 def _open_standard_descriptors():

@@ -17,7 +17,7 @@ from bagua_hvd.runner.supervisor import Outcome
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
 _TAIL_NBYTES = 1 << 15
-_TAILS_MAX = 4096           # elastic jobs restart workers for weeks
+_TAILS_NBYTES = 32 << 20      # elastic jobs restart workers for weeks
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
@@ -158,6 +158,7 @@ class Reports:
         self.because_of: dict[int, int | None] = {}
         self._dashboard = dashboard
         self._stderr_tail: dict[int, bytearray] = {}        # by process, the last writer last: its last output
+        self._tails_nbytes = 0
 
     def take(self, process: int, rank: int, line: bytes) -> None:
         """Takes a report."""
@@ -175,12 +176,14 @@ class Reports:
     def record_stderr(self, process: int, data: bytes) -> None:
         """Takes output of a process to stderr."""
         tail = self._stderr_tail.pop(process, bytearray())
+        self._tails_nbytes -= len(tail)
         tail += data[-_TAIL_NBYTES:]
         if len(tail) > 2 * _TAIL_NBYTES:
             del tail[:-_TAIL_NBYTES]
         self._stderr_tail[process] = tail
-        if len(self._stderr_tail) > _TAILS_MAX:
-            del self._stderr_tail[next(iter(self._stderr_tail))]
+        self._tails_nbytes += len(tail)
+        while self._tails_nbytes > _TAILS_NBYTES:
+            self._tails_nbytes -= len(self._stderr_tail.pop(next(iter(self._stderr_tail))))
 
     def cause(self, failures: Sequence[int]) -> int | None:
         """See first_cause(). failures: processes in the order of their end. Their names are their ranks."""

@@ -40,7 +40,7 @@ static void write_primitive(const struct bhvd_simulated *what, const struct netw
     struct tensor tensor = {.dtype = (bhvd_dtype)what->dtype};
     const struct collective coll = {
         .args = {.kind = what->kind, .codec = what->codec, .codec_options.parameter = what->codec_parameter,
-                 .exchange = what->exchange, .topology = what->topology, .round = what->round},
+                 .exchange = what->exchange, .topology = what->topology, .round = what->round, .device = -1},
         .tensors = &tensor};
     const struct codes codes = coded_of(&coll, what->nbytes, schedule->size, schedule->rank, network);
     if (codes.pattern != CODES_TO_PEERS || codes.peers.count)
@@ -55,7 +55,7 @@ static void write_down(const void *arg, int execution, struct schedule *schedule
         return;
     }
     const struct bhvd_simulated *what = &operations->all[execution];
-    const struct bhvd_args args = {.kind = what->kind, .op = BHVD_OP_SUM, .tensor_count = 1};
+    const struct bhvd_args args = {.kind = what->kind, .op = BHVD_OP_SUM, .tensor_count = 1, .device = -1};
     const bool is_inline = operations->agrees && inline_payload_fits(&args, what->nbytes) &&
                            inline_payload_is_chosen(operations->path, schedule->size <= TREE_STAR_RANKS);
     if (what->kind != BHVD_ALLREDUCE)

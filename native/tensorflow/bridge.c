@@ -10,6 +10,7 @@
 
 struct bridge_op {
     int64_t id;
+    int32_t count;
     int64_t indices[];      /* of the tensors that it puts */
 };
 
@@ -21,6 +22,7 @@ static void *create(TF_OpKernelConstruction *construction)
     count = tf.GetCode(status) == TF_OK && count > 0 ? count : 0;
     struct bridge_op *self = calloc(1, sizeof *self + (size_t)count * sizeof self->indices[0]);
     self->id = kernel_int(construction, "bridge", status);
+    self->count = count;
     if (count)
         tf.OpKernelConstruction_GetAttrInt64List(construction, "indices", self->indices, count, status);
     kernel_constructed(construction, status);
@@ -96,10 +98,12 @@ static bool wait(TF_OpKernelContext *ctx, const struct bridge_op *self)
 
 static bool put_all(TF_OpKernelContext *ctx, const struct bridge_op *self)
 {
-    for (int i = 0; i < tf.NumInputs(ctx); i++)
-        if (!put(ctx, self, i))
-            return false;
-    return true;
+    bool ok = tf.NumInputs(ctx) == self->count;
+    if (!ok)
+        kernel_fail(ctx, TF_INVALID_ARGUMENT, "indices: expected one for each tensor");
+    for (int i = 0; i < self->count && ok; i++)
+        ok = put(ctx, self, i);
+    return ok;
 }
 
 static void compute_put(void *kernel, TF_OpKernelContext *ctx) { put_all(ctx, kernel); }

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import bagua_hvd.torch as hvd
 from bagua_hvd import codecs
 from bagua_hvd.algorithms import DiLoCo
 from bagua_hvd.algorithms.fragments import outer_step
-from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumServer, _Link
+from bagua_hvd.algorithms.quorum import Contribution, Enter, QuorumRounds, QuorumServer, _Link
 from bagua_hvd.job.server import join_address
 from diloco import whole_diloco
 from launcher import ROOT, wait_until
@@ -132,27 +133,6 @@ def test_a_share_of_those_who_are_left(server):
     ranks[0].receives("mean", 0, [2] * 4)       # half of the two that remain
 
 
-def test_the_first_round_waits_for_all_ranks():
-    """Those that enter late would else continue from a theta to which they added nothing."""
-    for quorum in 2, 0.75:
-        with QuorumServer(SECRET, "127.0.0.1", ranks=2) as server:
-            early = Rank(server, quorum)
-            early.send(0, 1)
-            assert early.link.response("w") is None
-            late = Rank(server, quorum)
-            assert late.state[0] == 0
-            late.is_asked(0)
-            late.send(0, 3)
-            for rank in early, late:
-                rank.receives("mean", 0, [2] * 4)
-    with QuorumServer(SECRET, "127.0.0.1", ranks=2) as server:
-        early = Rank(server, 2)
-        early.send(0, 1)
-        with pytest.raises(ValueError, match="has other settings for w"):
-            Rank(server, 2, outer_lr=1.0)       # it will not take part
-        early.receives("mean", 0, [1] * 4)
-
-
 def test_another_training_is_refused(server):
     """The server refuses other settings and serves its ranks further; a rank that enters gets the current theta."""
     first = Rank(server, 1)
@@ -210,6 +190,32 @@ def test_one_stands_still(run_ranks, tmp_path, streaming):
     signs = tmp_path / "signs"
     signs.mkdir()
     run_ranks(3, one_stands_still, arguments={"folder": str(signs), "streaming": streaming})
+
+
+def enters_late():
+    """The first round waits for a rank that enters late; settings that differ are an error on all ranks."""
+    hvd.init()
+    enter = QuorumRounds._enter
+
+    def late(self):
+        time.sleep(hvd.rank())
+        return enter(self)
+
+    QuorumRounds._enter = late
+    model, optimizer = make(DiLoCo(2, quorum=2, codec=None))
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for _ in range(3):
+        step(model, optimizer, generator)
+    found = hvd.allgather_object([(part.number, part.outer()[0].tobytes()) for part in parts_of(optimizer)])
+    assert found[0] == found[1] and max(number for number, _ in found[0]) == 1
+    optimizer.algorithm.abort()
+    model, optimizer = make(DiLoCo(2, quorum=2, outer_lr=0.5 + 0.1 * hvd.rank()))
+    with pytest.raises(ValueError, match=r"rank [01]: the quorum server at .*: outer_lr is 0\.\d on the server and"):
+        step(model, optimizer, generator)
+
+
+def test_enters_late(run_ranks):
+    run_ranks(2, enters_late)
 
 
 @pytest.mark.long

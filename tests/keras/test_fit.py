@@ -225,6 +225,30 @@ def test_modes(run_ranks, mode, cells):
     run_ranks(2, run_cells, arguments={"mode": mode, "names": cells}, timeout=240)
 
 
+def wraps_in_a_function():
+    """AutoGraph, which rewrites functions that a tf.function calls, leaves the options as they are."""
+    import bagua_hvd.keras
+
+    hvd.init()
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    optimizers = [keras.optimizers.SGD(0.1) for _ in range(2)]
+    made = []
+
+    @tf.function
+    def wrap(x):
+        made.append(bagua_hvd.keras.DistributedOptimizer(optimizers[0]))
+        made.append(bagua_hvd.keras.PartialDistributedOptimizer(optimizers[1], local_layers=[layer]))
+        return x
+
+    wrap(tf.constant(1.0))
+    assert [optimizer.learning_rate.numpy() for optimizer in made] == [np.float32(0.1)] * 2
+
+
+def test_wraps_in_a_function(run_ranks):
+    run_ranks(1, wraps_in_a_function)
+
+
 def windows():
     """A window's gradients are those of all its passes, and of no other window."""
     hvd.init()

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/context/context.h"
 #include "job.h"
 
 enum { COUNT = 5000, ROUNDS = 4, OPERATIONS = 24 };
@@ -140,8 +141,25 @@ static void one_leaves_early(struct job *job, int rank, bhvd_context *ctx)
         CHECK_STATUS(status, BHVD_ERR_SHUTDOWN);
 }
 
+static void has_no_memory_for_its_request(struct job *job, int rank, bhvd_context *ctx)
+{
+    float x[8] = {0};
+    struct bhvd_error error;
+    (void)job;
+    if (rank == 1)
+        ctx->request_frame.failed = true;
+    bhvd_handle *handle;
+    bhvd_status status = try_post(ctx, BHVD_ALLREDUCE, "a", x, x, 8, &handle);
+    if (status == BHVD_OK) {
+        status = bhvd_wait(handle, 20000, &error);
+        bhvd_handle_drop(handle);
+    }
+    CHECK(status == BHVD_ERR_SYSTEM || status == BHVD_ERR_PEER_LOST || status == BHVD_ERR_SHUTDOWN);
+}
+
 TEST(mixed_operations_on_every_path) { on_every_path(mixed_operations); }
 TEST(the_job_goes_on_after_a_mismatch) { on_every_path(mismatch_then_agreement); }
 TEST(joined_ranks_contribute_zeros) { on_every_path(joins); }
 TEST(a_process_set_is_not_added_with_a_joined_member) { run_job("tcp", "", NULL, adds_a_set_with_a_joined_rank); }
 TEST(an_operation_that_needs_a_rank_that_left) { on_every_path(one_leaves_early); }
+TEST(a_rank_without_memory_for_its_request_ends_the_job) { run_job("tcp", "", NULL, has_no_memory_for_its_request); }

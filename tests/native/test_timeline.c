@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "core/telemetry/timeline.h"
 
 static void write_name(const char *name, char *text, size_t size)
 {
@@ -55,4 +56,33 @@ TEST(what_is_no_utf8_is_replaced)
     static char text[1 << 16];
     write_name("a\xff" "b\xe2\x82" "c\xc3\xa9\"\x01", text, sizeof text);
     CHECK_STR_CONTAINS(text, "\"a?b??c\xc3\xa9\\\"\\u0001\"");
+}
+
+// Rank 1 requests x again while the file is opened, during an execution of x: the end of that execution has no beginning.
+TEST(only_events_that_began_in_the_file_end_there)
+{
+    char path[] = "/tmp/bhvd_timeline_XXXXXX", text[4096], order[16] = "";
+    const struct operation_key key = {0, 1, "x"};
+    const struct bytes request = {0};
+    struct timeline timeline = {0};
+    struct bhvd_error error;
+    close(mkstemp(path));
+    timeline_begin(&timeline, &key, TIMELINE_EXECUTION, "ALLREDUCE");
+    CHECK_STATUS(timeline_open(&timeline, path, false, &error), BHVD_OK);
+    timeline_begin(&timeline, &key, TIMELINE_NEGOTIATION, "ALLREDUCE");
+    timeline_rank_ready(&timeline, &key, 1);
+    timeline_operation_end(&timeline, &key, &request, false);
+    timeline_rank_ready(&timeline, &key, 0);
+    timeline_negotiation_end(&timeline, &key);
+    timeline_begin(&timeline, &key, TIMELINE_EXECUTION, "ALLREDUCE");
+    timeline_operation_end(&timeline, &key, &request, false);
+    timeline_close(&timeline);
+    FILE *file = fopen(path, "r");
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    remove(path);
+    for (const char *phase = text; (phase = strstr(phase, "\"ph\":\"")); phase += 6)
+        if (phase[6] != 'M')
+            strncat(order, phase + 6, 1);
+    CHECK(strcmp(order, "BXXEBE") == 0);
 }

@@ -48,14 +48,14 @@ def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
 
 def test_the_output_of_the_last_processes_is_kept(monkeypatch):
     """Elastic jobs restart workers for weeks."""
-    monkeypatch.setattr(reports, "_TAILS_MAX", 2)
+    monkeypatch.setattr(reports, "_TAILS_NBYTES", 150)
     kept, failure = reports.Reports(), b"Traceback (most recent call last):\nLookupError: mine\n"
     for process in 1, 2:
         kept.record_stderr(process, failure)
     assert kept._buried_traceback(1) == b""             # the other one's is the same
     kept.record_stderr(1, b"other words\n")
     assert kept._buried_traceback(2) == failure
-    kept.record_stderr(3, b"")
+    kept.record_stderr(3, bytes(50))
     assert kept._buried_traceback(2) == b"" and list(kept._stderr_tail) == [1, 3]
 
 

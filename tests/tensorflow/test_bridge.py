@@ -255,3 +255,19 @@ def memory_outlives_the_step():
 
 def test_memory_lives_as_long_as_its_owner(run_ranks):
     run_ranks(1, memory_outlives_the_step)
+
+
+def an_index_is_missing():
+    import tensorflow as tf
+
+    from bagua_hvd.tensorflow.bridge import Bridge
+
+    bridge = Bridge(lambda index, view: None, lambda: None)
+    for indices in ([], [0], [0, 1, 2]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="indices: expected one for each tensor"):
+            bridge.exchange([tf.zeros(2), tf.zeros(3)], indices=indices)
+    assert len(bridge.exchange([tf.zeros(2), tf.zeros(3)])) == 2
+
+
+def test_an_index_is_missing(run_ranks):
+    run_ranks(1, an_index_is_missing)

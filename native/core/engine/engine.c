@@ -141,7 +141,7 @@ static void begin_execution(bhvd_context *ctx, struct execution *execution)
         struct bhvd_operation *op = operation_of(execution->colls[i]);
         op->phase = OPERATION_EXECUTING;
         if (!op->coll.is_proxy)
-            timeline_begin(&ctx->timeline, &op->key, "", operation_kind_name(op->coll.args.kind, op->coll.args.op));
+            timeline_begin(&ctx->timeline, &op->key, TIMELINE_EXECUTION, operation_kind_name(op->coll.args.kind, op->coll.args.op));
     }
     ctx->counters.executions++;
     ctx->exec.sent = &execution->sent;

@@ -72,6 +72,13 @@ static bool shape_is_possible(const struct request_tensor *tensor)
     return count >= 0;
 }
 
+static int32_t take_i32(struct bytes_reader *r)
+{
+    const int64_t value = bytes_take_i64(r);
+    r->failed |= value != (int32_t)value;
+    return (int32_t)value;
+}
+
 // Reads everything before the tensors. False: malformed.
 static bool take_fields(struct bytes_reader *r, struct operation_key *key, struct bhvd_args *args)
 {
@@ -82,10 +89,10 @@ static bool take_fields(struct bytes_reader *r, struct operation_key *key, struc
     args->codec_options.parameter = bytes_take_f64(r);
     args->exchange = bytes_take_u8(r);
     args->topology = bytes_take_u8(r);
-    args->round = (int32_t)bytes_take_i64(r);
+    args->round = take_i32(r);
     args->hierarchical = bytes_take_u8(r) != 0;
     args->device = bytes_take_u8(r) ? 0 : -1;
-    args->root_rank = (int32_t)bytes_take_i64(r);
+    args->root_rank = take_i32(r);
     args->prescale_factor = bytes_take_f64(r);
     args->postscale_factor = bytes_take_f64(r);
     args->tensor_count = bytes_take_u32(r);

@@ -165,7 +165,7 @@ static bhvd_status on_request(bhvd_context *ctx, int rank, struct request *reque
             return BHVD_ERR_SYSTEM;
         if (entry)
             lru_pin(&entry->cached, &pending->entry);
-        timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATE,
+        timeline_begin(&ctx->timeline, &pending->key, TIMELINE_NEGOTIATION,
                        operation_kind_name(request->args.kind, request->args.op));
     } else if (!entry || pending->entry != &entry->cached) {
         lru_unpin(&pending->entry);

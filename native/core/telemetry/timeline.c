@@ -18,7 +18,7 @@ static const char CLOSING[] = "\n]\n";
 struct track {
     struct table_node by_name;
     struct operation_key key;
-    int pid, begun;                     // begun: events that have not ended
+    int pid, begun[2];                  // begun: events of each kind that have not ended
     char name[];
 };
 
@@ -139,11 +139,11 @@ static struct track *find_track(const struct timeline *t, const struct operation
 }
 
 // Returns the pid of an event that begins. 0: no memory.
-static int begin_track(struct timeline *t, const struct operation_key *key)
+static int begin_track(struct timeline *t, const struct operation_key *key, enum timeline_event event)
 {
     struct track *track = find_track(t, key);
     if (track) {
-        track->begun++;
+        track->begun[event]++;
         return track->pid;
     }
     track = malloc(sizeof *track + key->name_size);
@@ -152,7 +152,8 @@ static int begin_track(struct timeline *t, const struct operation_key *key)
     memcpy(track->name, key->name, key->name_size);
     track->key = (struct operation_key){key->process_set, key->name_size, track->name};
     track->pid = ++t->next_pid;
-    track->begun = 1;
+    track->begun[event] = 1;
+    track->begun[!event] = 0;
     if (!table_insert(&t->tracks, &track->by_name, operation_hash(key))) {
         free(track);
         return 0;
@@ -166,29 +167,30 @@ static int begin_track(struct timeline *t, const struct operation_key *key)
 }
 
 // Returns the pid of an event that ends. 0: it began before the file was opened, so its end is left out.
-static int end_track(struct timeline *t, const struct operation_key *key)
+static int end_track(struct timeline *t, const struct operation_key *key, enum timeline_event event)
 {
     struct track *track = t->open ? find_track(t, key) : NULL;
-    return track && track->begun && track->begun-- ? track->pid : 0;
+    return track && track->begun[event] && track->begun[event]-- ? track->pid : 0;
 }
 
-void timeline_begin(struct timeline *t, const struct operation_key *key, const char *prefix, const char *kind)
+void timeline_begin(struct timeline *t, const struct operation_key *key, enum timeline_event event, const char *kind)
 {
-    int pid = t->open ? begin_track(t, key) : 0;
+    int pid = t->open ? begin_track(t, key, event) : 0;
     if (pid)
-        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%s,\"pid\":%d}", prefix, kind, now_us(t).text, pid);
+        add_event(t, "{\"name\":\"%s%s\",\"ph\":\"B\",\"ts\":%s,\"pid\":%d}",
+                  event == TIMELINE_NEGOTIATION ? "NEGOTIATE_" : "", kind, now_us(t).text, pid);
 }
 
 void timeline_rank_ready(struct timeline *t, const struct operation_key *key, int rank)
 {
     const struct track *track = t->open ? find_track(t, key) : NULL;
-    if (track && track->begun)
+    if (track && track->begun[TIMELINE_NEGOTIATION])
         add_event(t, "{\"name\":\"%d\",\"ph\":\"X\",\"ts\":%s,\"dur\":0,\"pid\":%d}", rank, now_us(t).text, track->pid);
 }
 
 void timeline_negotiation_end(struct timeline *t, const struct operation_key *key)
 {
-    int pid = end_track(t, key);
+    int pid = end_track(t, key, TIMELINE_NEGOTIATION);
     if (pid)
         add_event(t, "{\"ph\":\"E\",\"ts\":%s,\"pid\":%d}", now_us(t).text, pid);
 }
@@ -196,8 +198,8 @@ void timeline_negotiation_end(struct timeline *t, const struct operation_key *ke
 void timeline_refusal(struct timeline *t, const struct operation_key *key, const char *message)
 {
     char text[NAME_BYTES];
-    timeline_begin(t, key, "", "ERROR");
-    int pid = end_track(t, key);
+    timeline_begin(t, key, TIMELINE_EXECUTION, "ERROR");
+    int pid = end_track(t, key, TIMELINE_EXECUTION);
     if (!pid)
         return;
     escape(text, message, strlen(message));
@@ -208,7 +210,7 @@ void timeline_refusal(struct timeline *t, const struct operation_key *key, const
 
 void timeline_operation_end(struct timeline *t, const struct operation_key *key, const struct bytes *request_bytes, bool failed)
 {
-    int pid = end_track(t, key);
+    int pid = end_track(t, key, TIMELINE_EXECUTION);
     if (!pid)
         return;
     char shape[256] = "";

@@ -21,15 +21,14 @@ struct timeline {
 bhvd_status timeline_open(struct timeline *timeline, const char *path, bool mark_cycles, struct bhvd_error *error);
 void timeline_close(struct timeline *timeline);
 
-// Begins an event of the operation.
-void timeline_begin(struct timeline *timeline, const struct operation_key *key, const char *prefix, const char *kind);
-// The negotiation, from the first request for a name, begun with TIMELINE_NEGOTIATE, to its response; rank: is ready.
-#define TIMELINE_NEGOTIATE "NEGOTIATE_"
+// The negotiation lasts from the first request for a name to its response.
+enum timeline_event { TIMELINE_EXECUTION, TIMELINE_NEGOTIATION };
+void timeline_begin(struct timeline *timeline, const struct operation_key *key, enum timeline_event event, const char *kind);
+// A rank has requested the operation.
 void timeline_rank_ready(struct timeline *timeline, const struct operation_key *key, int rank);
 void timeline_negotiation_end(struct timeline *timeline, const struct operation_key *key);
 // The response was an error: nothing will run.
 void timeline_refusal(struct timeline *timeline, const struct operation_key *key, const char *message);
-// Ends the event of an operation that was begun without a prefix.
 void timeline_operation_end(struct timeline *timeline, const struct operation_key *key, const struct bytes *request, bool failed);
 // The coordinator responds.
 void timeline_cycle(struct timeline *timeline);
