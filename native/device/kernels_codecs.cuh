@@ -183,7 +183,7 @@ template <class T> __device__ struct range<typename T::real> range_of(typename T
     return range;
 }
 
-// The grid of a chunk between mn and mx, unless it is constant.
+// The grid of a segment between mn and mx, unless it is constant.
 template <class real> struct minmax_grid {
     decltype(ARITHMETIC(minmax_uint8, grid)(0, 0)) grid;
     bool constant;

@@ -42,7 +42,7 @@ static void fail_opening(struct executor *exec, const struct link *link, const s
 
 static bool is_needed(const struct link *link) { return traffic_is_pending(&link->sends) || traffic_is_pending(&link->receives); }
 
-static void take_arrivals(struct executor *exec)
+static void accept_connections(struct executor *exec)
 {
     struct bhvd_error error;
     for (struct link *link; !exec->failure.status && connections_have_arrivals(&exec->connections);) {
@@ -142,7 +142,7 @@ static void check_sockets(struct executor *exec)
 bool executor_poll(struct executor *exec, bool poll_sockets)
 {
     if (connections_have_arrivals(&exec->connections))
-        take_arrivals(exec);
+        accept_connections(exec);
     if (poll_sockets && exec->connections.poller.socket_count)
         check_sockets(exec);
     bool progress = advance_polled(exec, poll_sockets);

@@ -146,7 +146,7 @@ void schedule_begin_part(struct schedule *schedule, const struct schedule_part *
 int schedule_end_part(struct schedule *schedule);
 // Writes a collective in pieces that take turns at `in_flight` places, at most SCHEDULE_PIECES_MAX: a piece begins after the one
 // that had its place has ended. begin: `after` is the step after which the place is free, and the result goes to `end`, which
-// returns that step. end NULL: begin returns it.
+// returns that step. end NULL: begin returns it. With n in flight: begin 0 ... n-1, end 0, begin n, end 1, begin n+1, ...
 typedef int (*schedule_piece_fn)(const void *arg, struct schedule *schedule, size_t piece, int after);
 enum { SCHEDULE_PIECES_MAX = 64 };
 void schedule_pieces(struct schedule *schedule, size_t pieces, size_t in_flight, schedule_piece_fn begin, schedule_piece_fn end,

@@ -7,7 +7,7 @@
 //     float8            encode: c = x s as a float of 4 bits of exponent and 3 of mantissa (e4m3), to nearest even
 //                       decode: x' = value(c) t
 //
-// round is rint, to nearest even, or with options.stochastic floor(r + u), u = codec_uniform(seed, i), i the index in the chunk
+// round is rint, to nearest even, or with options.stochastic floor(r + u), u = codec_uniform(seed, i), i the index in the segment
 // (codec.h): E x' = x within 2^-17 t and rounding. float8 ignores it. An exact 0 decodes to exactly 0. |x' - x| <= t/2
 // (stochastic: t) plus rounding; float8: 2^-4 |x|, or 2^-10 t if that is more. Decoded elements are always within the range of the
 // element type.
@@ -109,7 +109,7 @@ static inline float blocks_float_value(uint8_t code)
 BLOCKS_GRID(float, 0x1p-126)
 BLOCKS_GRID(double, 0x1p-1022)
 
-// A chunk's code, and its parts.
+// A segment's code, and its parts.
 struct code {
     const struct blocks_format *format;
     size_t size;                        // elements of a block

@@ -1,7 +1,7 @@
 // Common to all codecs: the header and padding of codes, sums, random numbers. Plain C, also included by a CUDA file.
 //
-// Code layout of one chunk: 32 bytes of header, then the codec's own content. The size of a code is bhvd_encoded_size, which both
-// sides compute from codec, dtype, count and options. Numbers are little endian.
+// Code layout of a segment (segments.h): 32 bytes of header, then the codec's own content. The size of a code is
+// bhvd_encoded_size, which both sides compute from codec, dtype, count and options. Numbers are little endian.
 //     0..15: the codec's own, else 0    16: version    17: flags    18..31: the codec's own, else 0
 // Codecs float16, bfloat16 and float32 have no header: their codes are the elements.
 #pragma once
@@ -14,7 +14,7 @@ enum {
     CODEC_BLOCK = 32,                   // codes are padded with zeros to a multiple of this many bytes
     CODEC_VERSION_AT = 16,
     CODEC_FLAGS_AT = 17,
-    CODEC_NONFINITE = 1                 // flag: the chunk holds a NaN or an infinity
+    CODEC_NONFINITE = 1                 // flag: the segment holds a NaN or an infinity
 };
 
 CODEC_INLINE size_t codec_padded(size_t nbytes) { return (nbytes + CODEC_BLOCK - 1) / CODEC_BLOCK * CODEC_BLOCK; }
@@ -53,7 +53,7 @@ CODEC_INLINE double codec_sums_total(double parts[CODEC_SUMS])
 
 // ----------------------------------------------------------------------------------------------------- random numbers
 
-// The random numbers of the stochastic codecs: a function only of the seed and the element's index in its chunk, so that order,
+// The random numbers of the stochastic codecs: a function only of the seed and the element's index in its segment, so that order,
 // vectors and threads do not matter.
 //
 //     z = seed + (1 + floor(i / 2^32)) 0x9e3779b97f4a7c15       mod 2^64, then the finalizer of splitmix64:

@@ -3,7 +3,7 @@
 //
 // float16, bfloat16: each element is rounded to a 16-bit float, to nearest even. Numbers that are too large become infinities;
 // infinities and NaNs are kept. A float64 is rounded once, not through float32. Code layout: the elements, no header; an empty
-// chunk has no bytes.
+// segment has no bytes.
 // float32: the values themselves, unchanged. For data that must be sent as codes but without loss, such as the initial replicas.
 // Takes float32 only.
 #include "kernel/loops.h"

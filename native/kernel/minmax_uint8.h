@@ -1,4 +1,4 @@
-// Codec minmax_uint8: each element as one of 256 levels between the chunk's minimum mn and maximum mx. The arithmetic is shared by
+// Codec minmax_uint8: each element as one of 256 levels between the segment's least mn and largest mx. The arithmetic is shared by
 // all processors: plain C, also included by a CUDA file (there -fmad=false, like -ffp-contract=off here).
 //
 //     s = 255 / (mx - mn)    ub = rint(mx s)    lb = ub - 255
@@ -10,18 +10,18 @@
 // real is float for float32, float16 and bfloat16, double for float64; s and t are computed in double, then rounded.
 //
 // Source: MinMaxUInt8 of BAGUA, Gan et al., arXiv:2107.01499. Differs:
-// - Both sides are clamped: in a symmetric chunk rint(mx s) and rint(mn s) both round away from 0, and q would be -1.
-// - No 1e-7 in the divisor, which erased chunks of small numbers. Instead s is bounded by 2^126 (double: 2^1022), so
+// - Both sides are clamped: in a symmetric segment rint(mx s) and rint(mn s) both round away from 0, and q would be -1.
+// - No 1e-7 in the divisor, which erased segments of small numbers. Instead s is bounded by 2^126 (double: 2^1022), so
 //   that s and t are normal numbers.
 // - mx == mn: all codes are 0 and decode to mn.
-// - NaN or infinity in a chunk: mn and mx are stored as NaN, which makes it a constant chunk of NaN.
+// - NaN or infinity in a segment: mn and mx are stored as NaN, which makes it a constant segment of NaN.
 // - Decoding multiplies by t instead of dividing by s, and never leaves [mn, mx]: it cannot overflow.
 // - Levels beyond 2^24 (offset data: mx/(mx - mn) large) are no longer all floats; lb is rounded then, and q is clamped
 //   to 0..255 after the subtraction, which for smaller levels is the same as clamping to lb..ub before it.
 //
 // Code layout (codec.h): a header, then count codes of one byte, then zeros up to a multiple of 32 bytes.
 //     0: mn, as an element    sizeof(element): mx
-// mn and mx are never -0.0. An empty chunk is its header alone, with mn = mx = 0.
+// mn and mx are never -0.0. An empty segment is its header alone, with mn = mx = 0.
 #pragma once
 
 #include <math.h>
@@ -30,7 +30,7 @@
 
 enum { MINMAX_UINT8_VERSION = 2 };      // 1 is BAGUA's own formula
 
-// Encode and decode for a chunk that is not constant (mx > mn; test that first: NaN fails it).
+// Encode and decode for a segment that is not constant (mx > mn; test that first: NaN fails it).
 //     real_grid         parameters from mn and mx
 //     real_quantize     q as a whole number in `real`
 //     real_dequantize   x' from q, 0 <= q <= 255

@@ -1,7 +1,7 @@
 // Codec minmax_uint8. Formula and layout: minmax_uint8.h.
 //
 // With vectors, encode reads the source twice, each time at the speed of memory: it prefetches further than the hardware does, and
-// the codes of a chunk that is too large for any cache bypass the caches. (Measured and rejected: the second pass from back to
+// the codes of a segment that is too large for any cache bypass the caches. (Measured and rejected: the second pass from back to
 // front; the prefetchers lose more than the warm end gains.)
 #include "kernel/minmax_uint8.h"
 
@@ -32,7 +32,7 @@
         const uint8_t *codes;                                                                                           \
         struct minmax_uint8_##real##_grid grid;                                                                         \
         real mn;                                                                                                        \
-        int has_grid;           /* false: a chunk of equal elements, or with an element that is not finite */           \
+        int has_grid;           /* false: a segment of equal elements, or with an element that is not finite */           \
     };                                                                                                                  \
     INLINE struct decoder_##element decoder_of_##element(const void *src)                                               \
     {                                                                                                                   \
@@ -108,7 +108,7 @@ INLINE struct grid grid_load(const void *src, const struct element *element)
 {
     const uint8_t *codes = (const uint8_t *)src + CODEC_HEADER;
     const float mn = canonical_nan(element->load_one(src)), mx = element->load_one((const char *)src + element->size);
-    if (!(mx > mn))             // a constant chunk, or a NaN: all elements decode to mn
+    if (!(mx > mn))             // a constant segment, or a NaN: all elements decode to mn
         return (struct grid){codes, vec_set1(0), vec_set1(0), vec_set1(mn), vec_set1(mn)};
     const struct minmax_uint8_float_grid grid = minmax_uint8_float_grid(mn, mx);
     return (struct grid){codes, vec_set1(grid.lb), vec_set1(grid.t), vec_set1(mn), vec_set1(mx)};

@@ -12,7 +12,7 @@
 // Codes with equal keys have equal signs d, so their z may be added: a mean of many codes needs one inverse transform, and none if
 // it is encoded again (struct kernel_transform). The key is the seed; it is in the header, so decoding needs no seed.
 //
-// Signs: bit i mod 32 of word floor(i / 32) is the sign of element i of the chunk, 1: negative. For the words see codec.h.
+// Signs: bit i mod 32 of word floor(i / 32) is the sign of element i of the segment, 1: negative. For the words see codec.h.
 //
 // All arithmetic is in float32, for float64 too, in the same order on every processor: H by stages of butterflies (a + b, a - b) of
 // distance 1, 2, 4, ... D / 2; sums as ROTATED_SUMS partial sums, part j over the elements i = j mod ROTATED_SUMS in rising order,

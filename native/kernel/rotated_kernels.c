@@ -167,7 +167,7 @@ struct coder {
     static const struct coder name##_coder = {&levels, name##_quantize, name##_dequantize};
 ROTATED_EACH(ROTATED_CODER)
 
-// The parts of a chunk's code.
+// The parts of a segment's code.
 struct codes {
     int bits;
     size_t count, size;

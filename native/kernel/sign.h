@@ -1,11 +1,11 @@
-// Codecs sign and sign_rms: one bit for each element, its sign, and one scale a for the chunk of d elements.
+// Codecs sign and sign_rms: one bit for each element, its sign, and one scale a for the segment of d elements.
 //
 //     sign:      a = ||x||_1 / d             sign_rms:    a = ||x||_2 / sqrt(d)
 //     decode:    x' = a where x >= 0, -a where x < 0          (0 and -0 count as positive)
 //
 // Both are biased: use them with error feedback. The norm is summed in double in the order of codec.h, divided in
-// double and rounded once, to float32 (float64 elements: double). A NaN or infinity in a chunk, or a float64 sum beyond
-// the largest double, makes a = NaN and all bits 0: the whole chunk decodes to NaN.
+// double and rounded once, to float32 (float64 elements: double). A NaN or infinity in a segment, or a float64 sum beyond
+// the largest double, makes a = NaN and all bits 0: the whole segment decodes to NaN.
 //
 // Sources: sign, EF-signSGD, Karimireddy et al., arXiv:1901.09847; sign_rms, 1-bit Adam, Tang et al., arXiv:2102.02888.
 //

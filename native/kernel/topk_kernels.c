@@ -2,10 +2,10 @@
 //
 // topk: the k elements of largest magnitude, exactly; the others decode to 0.
 //
-//     k = max(1, ceil(p d)),  0 for d = 0;  p is options.parameter, d the chunk's elements, at most 2^32 - 1
+//     k = max(1, ceil(p d)),  0 for d = 0;  p is options.parameter, d the segment's elements, at most 2^32 - 1
 //
 // Among equal magnitudes the lower indices are kept. A NaN counts as larger than all numbers (all NaNs as equal), so it is sent.
-// Use it with error feedback. Decoding ignores indices beyond the chunk.
+// Use it with error feedback. Decoding ignores indices beyond the segment.
 //
 // Source: sparsified SGD with memory, Stich et al., arXiv:1809.07599.
 //
@@ -18,7 +18,7 @@ enum { TOPK_VERSION = 1, TOPK_2BIT_VERSION = 1 };
 
 #define TOPK_SHARE 0.01                 // p by default
 
-// k; 0: the chunk is empty, or the parameter or the count is out of range.
+// k; 0: the segment is empty, or the parameter or the count is out of range.
 static inline size_t topk_count(double parameter, size_t count)
 {
     const double share = parameter == 0 ? TOPK_SHARE : parameter;
@@ -97,7 +97,7 @@ INLINE int topk_next(struct topk_reader *reader, const struct topk_element *elem
 // infinity among the kept elements, lo and hi are NaN. Use it with error feedback.
 //
 // Source: SparseLoCo, Sarfi et al., arXiv:2508.15706, has 2 bits for each value; indices by Elias and Fano, as Vigna,
-// Quasi-succinct indices, WSDM 2013.  Differs: two magnitudes for a chunk.
+// Quasi-succinct indices, WSDM 2013.  Differs: two magnitudes for a segment.
 //
 // Code layout (codec.h): in the header at 0 and 8 lo and hi, as the element type's bits, uint64. Then, each beginning at a byte:
 //     k + ((d - 1) >> l) bits     bit (i >> l) + j is set for the index i of kept element j; l is the largest with

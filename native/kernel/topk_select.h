@@ -77,7 +77,7 @@ struct topk_candidate {
     uint32_t index;
 };
 
-// Which elements of a chunk are kept.
+// Which elements of a segment are kept.
 struct topk_selection {
     const char *src;
     size_t count;

@@ -373,7 +373,7 @@ INLINE void range_find(const char *src, size_t count, const struct element *elem
 
 // --------------------------------------------------------------------------------------------- one code per element
 
-// vector number v of the block of 32 elements that begins with element i. grid: the parameters of the whole chunk, from its code.
+// vector number v of the block of 32 elements that begins with element i. grid: the parameters of the whole segment, from its code.
 // Codes are padded, so all vectors of a last, shorter block may be requested.
 typedef vec (*dequantize_fn)(const void *grid, size_t i, int v);
 

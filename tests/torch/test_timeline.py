@@ -91,6 +91,31 @@ def start_while_negotiating(path):
     hvd.shutdown()              # the engine has written the end of the last event
 
 
+def end_with_a_set(path):
+    hvd.init(process_sets="dynamic")
+    hvd.start_timeline(path)
+    pair = hvd.add_process_set([0, 1])
+    if hvd.rank() == 1:
+        handle = hvd.allreduce_async(torch.ones(2), name="test_gone", process_set=pair)
+    hvd.barrier()
+    hvd.remove_process_set(pair)
+    if hvd.rank() == 1:
+        with pytest.raises(hvd.HorovodInternalError, match="was removed"):
+            hvd.synchronize(handle)
+    hvd.shutdown()
+
+
+def test_negotiations_end_with_their_set(run_ranks, tmp_path):
+    path = tmp_path / "timeline.json"
+    run_ranks(3, end_with_a_set, arguments={"path": str(path)}, env={"HOROVOD_TIMELINE": "DYNAMIC"})
+    events = json.loads(path.read_text())
+    check_format(events)
+    gone, = (e["pid"] for e in events[1:] if e.get("name") == "process_name" and "gone" in e["args"]["name"])
+    own = [e for e in events if e["pid"] == gone and e["ph"] in "BE"]
+    assert [e.get("name") for e in own] == ["NEGOTIATE_ALLREDUCE", None, "ERROR", None]
+    assert "was removed" in own[-1]["args"]["message"]
+
+
 def refuse_without_variable():
     hvd.init()
     with pytest.raises(ValueError, match="HOROVOD_TIMELINE"):

@@ -108,9 +108,9 @@ static bhvd_status on_coordinators_goodbye(bhvd_context *ctx, struct bytes_reade
     if (relay->tree.parent == COORDINATOR)
         return close_all(ctx, reason);
     relay->closing_by_ns = clock_deadline_ns(heartbeat_ms > 0 ? heartbeat_ms : ctx->options.timeout_ms);
-    relay->last_words.size = 0;
-    bytes_put(&relay->last_words, reason.at, (size_t)(reason.end - reason.at));
-    return relay->last_words.failed ? BHVD_ERR_SYSTEM : BHVD_OK;
+    relay->closing_reason.size = 0;
+    bytes_put(&relay->closing_reason, reason.at, (size_t)(reason.end - reason.at));
+    return relay->closing_reason.failed ? BHVD_ERR_SYSTEM : BHVD_OK;
 }
 
 bhvd_status departure_on_closing(bhvd_context *ctx, struct link *link, struct bytes_reader reason)
@@ -128,7 +128,7 @@ static bhvd_status on_members_goodbye(bhvd_context *ctx, const struct link *link
     if (link->rank != relay->tree.parent || ctx->closing.status)
         return BHVD_OK;
     if (relay->closing_by_ns)
-        return close_all(ctx, bytes_read(&relay->last_words));
+        return close_all(ctx, bytes_read(&relay->closing_reason));
     return executor_blame(&ctx->exec, BHVD_ERR_PEER_LOST, BHVD_CAUSE_LEFT, link->rank,
                           "rank %d left the job while it was still a relay for rank %d; BAGUA_HVD_NEGOTIATION=star uses no "
                           "relays", link->rank, ctx->options.rank);
@@ -156,6 +156,6 @@ void departure_check_timer(bhvd_context *ctx, int64_t now_ns)
 {
     const struct relay *relay = ctx->relay;
     if (relay->closing_by_ns && now_ns >= relay->closing_by_ns && !ctx->closing.status &&
-        close_all(ctx, bytes_read(&relay->last_words)) == BHVD_ERR_PROTOCOL)
+        close_all(ctx, bytes_read(&relay->closing_reason)) == BHVD_ERR_PROTOCOL)
         executor_fail_protocol(&ctx->exec, COORDINATOR);
 }

@@ -179,7 +179,7 @@ void relay_fini(bhvd_context *ctx)
     rank_set_fini(&relay->part);
     rank_set_fini(&relay->subtree);
     free(relay->ranks);
-    bytes_fini(&relay->last_words);
+    bytes_fini(&relay->closing_reason);
     free(relay);
     ctx->relay = NULL;
 }

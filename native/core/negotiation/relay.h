@@ -62,7 +62,7 @@ struct relay {
     struct rank_set named, part;        // ranks of the item being read; those of them below one child
     int *ranks;                         // the ranks of `named` as a list
     int64_t closing_by_ns;              // the coordinator left: wait for the parent's CLOSING until then; 0: it has not
-    struct bytes last_words;            // the coordinator's reason
+    struct bytes closing_reason;        // the coordinator's reason
 };
 
 bhvd_status relay_init(bhvd_context *ctx, const struct relay_receivers *receivers);

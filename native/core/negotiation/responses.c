@@ -68,6 +68,8 @@ bhvd_status response_refuse(bhvd_context *ctx, int rank, const struct operation_
 bhvd_status response_refuse_all(bhvd_context *ctx, const struct pending *pending, const struct bhvd_error *error)
 {
     bhvd_status status = BHVD_OK;
+    timeline_negotiation_end(&ctx->timeline, &pending->key);
+    timeline_refusal(&ctx->timeline, &pending->key, error->message);
     for (int i = 0; i < pending->size && !status; i++) {
         if (pending->requests[i])
             status = response_refuse(ctx, pending->set->group.ranks[i], &pending->key, error);
@@ -141,8 +143,6 @@ bool refuse_late_request(bhvd_context *ctx, const struct process_set *set, int r
 
 static bhvd_status refuse(bhvd_context *ctx, struct pending *pending, const struct bhvd_error *error)
 {
-    timeline_negotiation_end(&ctx->timeline, &pending->key);
-    timeline_refusal(&ctx->timeline, &pending->key, error->message);
     bhvd_status status = response_refuse_all(ctx, pending, error);
     if (pending->is_revoked && pending->requested_count < pending->size) {
         lru_unpin(&pending->entry);
