@@ -305,7 +305,8 @@ class QuorumRounds:
     Args:
         settings: a DiLoCo with a quorum.
     Raises:
-        HorovodInternalError: the server cannot be reached. ValueError: it serves another training.
+        HorovodInternalError: the server cannot be reached. ValueError: it serves another training; if rank 0 hosts it,
+            on all ranks.
     Attributes:
         stopped: this rank no longer takes part.
     """
@@ -329,8 +330,8 @@ class QuorumRounds:
             refusal = f"rank {model.group.rank()}: {error}"
         # No rank contributes before all have entered: it would be alone in the first round.
         refusals = [refusal] if address else allgather_object(refusal, "quorum entry", model.group)
-        if any(refusals):
-            raise ValueError(next(filter(None, refusals)))
+        for refusal in filter(None, refusals):
+            raise ValueError(refusal)
 
     def _enter(self) -> bool:
         """Takes theta and m from the server. Returns whether they differ from this rank's."""

@@ -17,7 +17,7 @@ from bagua_hvd.runner.supervisor import Outcome
 _REFRESH_PER_SECOND = 4
 _MIB = 1 << 20
 _TAIL_NBYTES = 1 << 15
-_TAILS_NBYTES = 32 << 20      # elastic jobs restart workers for weeks
+_ALL_TAILS_NBYTES = 32 << 20        # elastic jobs restart workers for weeks
 _REPORT = re.compile(re.escape(MARK) + rb"(.*\n)")
 _TRACEBACK = re.compile(rb"^Traceback \(most recent call last\):$", re.MULTILINE)
 _GOES_ON = (b"During handling of the above exception, another exception occurred:",
@@ -182,7 +182,7 @@ class Reports:
             del tail[:-_TAIL_NBYTES]
         self._stderr_tail[process] = tail
         self._tails_nbytes += len(tail)
-        while self._tails_nbytes > _TAILS_NBYTES:
+        while self._tails_nbytes > _ALL_TAILS_NBYTES:
             self._tails_nbytes -= len(self._stderr_tail.pop(next(iter(self._stderr_tail))))
 
     def cause(self, failures: Sequence[int]) -> int | None:

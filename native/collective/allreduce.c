@@ -1,6 +1,6 @@
 // Allreduce in shared memory, in blocks of one buffer. The block is cut into n chunks. Member k copies in all chunks but
 // k for the others. It reduces chunk k of all members into its buffer, reading its own in place. Then all members copy out the
-// chunks. Of at most SMALL_BYTES, each member reduces all by itself. Either way the sum is in rank order, so the result is
+// chunks. Up to SMALL_BYTES, each member reduces everything itself. Either way the sum is in rank order, so the result is
 // bit-equal on all ranks and independent of the path and of fusion.
 #include "collective/collectives.h"
 

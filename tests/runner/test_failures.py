@@ -48,7 +48,7 @@ def test_the_one_that_failed_first_is_named(launcher, rank, action, code):
 
 def test_the_output_of_the_last_processes_is_kept(monkeypatch):
     """Elastic jobs restart workers for weeks."""
-    monkeypatch.setattr(reports, "_TAILS_NBYTES", 150)
+    monkeypatch.setattr(reports, "_ALL_TAILS_NBYTES", 150)
     kept, failure = reports.Reports(), b"Traceback (most recent call last):\nLookupError: mine\n"
     for process in 1, 2:
         kept.record_stderr(process, failure)

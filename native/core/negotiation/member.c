@@ -65,13 +65,13 @@ bhvd_status member_request(bhvd_context *ctx, struct bhvd_operation *posted)
             put_request(ctx, out, &range, op);
         else if (pairwise == PAIRWISE_REVOKED)
             relay_put_request(ctx, out, ITEM_REVOKED, op);
-        if (out->size >= REQUEST_FRAME_BYTES || out->failed || (!next && out->size)) {
+        if (out->size >= REQUEST_FRAME_BYTES) {
             status = relay_send_requests(ctx, out);
             out->size = 0;
             range = (struct id_range){0};
         }
     }
-    return status || out->size == 0 ? status : relay_send_requests(ctx, out);
+    return status || (out->size == 0 && !out->failed) ? status : relay_send_requests(ctx, out);
 }
 
 bhvd_status member_on_cache_miss(bhvd_context *ctx, struct bytes_reader r)
